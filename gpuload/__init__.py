@@ -1,0 +1,60 @@
+"""Reads zarr chunks and plain files into GPU arrays, and says who served each request and why.
+
+Every name below is loaded when it is first used: ``import gpuload`` loads neither cupy, zarr nor a display library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# `gpuload.config` is the configuration itself. Bound here, once its module is loaded, so that no later import of the
+# module can put the module in its place.
+from gpuload.config import config
+
+if TYPE_CHECKING:
+    from gpuload import errors, zarr
+    from gpuload.engine.plain import RegisteredFile
+    from gpuload.record import report, trace
+    from gpuload.zarr import Array, Dataset, open  # noqa: A004 - zarr and h5py call it so
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "Dataset",
+    "RegisteredFile",
+    "__version__",
+    "config",
+    "errors",
+    "open",
+    "report",
+    "trace",
+    "zarr",
+]
+
+# Public name -> the module that has it; a name mapped to itself is a module.
+_LAZY = {
+    "Array": "gpuload.zarr",
+    "Dataset": "gpuload.zarr",
+    "RegisteredFile": "gpuload.engine.plain",
+    "errors": "gpuload.errors",
+    "open": "gpuload.zarr",
+    "report": "gpuload.record",
+    "trace": "gpuload.record",
+    "zarr": "gpuload.zarr",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module_name = _LAZY.get(name)
+    if module_name is None:
+        raise AttributeError(f"module 'gpuload' has no attribute {name!r}")
+    module = importlib.import_module(module_name)
+    value = module if module_name == f"gpuload.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
