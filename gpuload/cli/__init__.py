@@ -1,0 +1,26 @@
+"""The command line: ``gpuload demo``, ``gpuload read``.
+
+Exit codes: 0 done, 1 an error or a difference (one line on stderr), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import click
+
+import gpuload
+from gpuload.cli.lazy import LazyGroup
+
+__all__ = ["main"]
+
+
+@click.group(
+    cls=LazyGroup,
+    modules={
+        "demo": "gpuload.cli.demo",
+        "read": "gpuload.cli.read",
+    },
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(gpuload.__version__, prog_name="gpuload")
+def main() -> None:
+    """Read zarr chunks and plain files into GPU arrays, and see who served each request and why."""

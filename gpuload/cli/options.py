@@ -1,0 +1,66 @@
+"""What the commands have in common: where to read to, with which backend, how to say what went wrong."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from gpuload.config import config
+from gpuload.errors import GpuloadError
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?", re.ASCII)
+
+
+class DeviceType(click.ParamType):
+    """``auto``, ``cpu`` or ``cuda:N``; whether the device is there is found out when it is used."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not _DEVICE.fullmatch(value):
+            self.fail(f"{value!r} is not 'auto', 'cpu' or 'cuda:N'", param, ctx)
+        return str(value)
+
+
+def reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the options of every command that reads, and end its errors as one line on stderr, exit code 1."""
+
+    @click.option(
+        "--device",
+        type=DeviceType(),
+        default=None,
+        help="Where the result goes: auto, cpu or cuda:N.  [default: the configuration's, which is auto]",
+    )
+    @click.option("--backend", metavar="NAME", help="Read with this fallback backend only: io_uring or posix.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @functools.wraps(command)
+    def wrapper(*args: Any, device: str | None, backend: str | None, **kwargs: Any) -> None:
+        with errors_in_one_line(), forced_backend(backend):
+            command(*args, device=device or config.get("device"), **kwargs)
+
+    return wrapper
+
+
+@contextmanager
+def forced_backend(name: str | None) -> Iterator[None]:
+    """Read with the backend `name` inside the block; with None the configuration stays as it is."""
+    if name is None:
+        yield
+        return
+    with config.set(backend=name):
+        yield
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Turn what gpuload refuses, and memory that is not there, into one line on stderr and exit code 1."""
+    try:
+        yield
+    except (GpuloadError, MemoryError) as error:
+        text = " ".join(str(error).split())
+        raise click.ClickException(text or type(error).__name__) from error
