@@ -1,0 +1,59 @@
+"""Makes the copy of pieces into their places as simple as it can be: few axes, long rows.
+
+A piece of a chunk that is full along its fastest axes, in a destination that lies the same way, is a few long rows
+or even one. Strides are shared by all pieces of a plan, so axes are merged only where it is right for every piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpuload.planning.grid import Pieces
+
+
+def collapse(pieces: Pieces, itemsize: int) -> Pieces:
+    """Merge axes that lie contiguously in source and destination, and drop those of a single element.
+
+    Neighbouring axes become one if, for every piece, a step of the slower one is as many bytes as all steps of the
+    faster one together, in the source and in the destination, or the piece takes no step along the slower one.
+
+    Parameters
+    ----------
+    pieces
+        As planned; only `count` and the strides change.
+    itemsize
+        Bytes of an element.
+
+    Returns
+    -------
+    pieces
+        With at least one axis. Its last axis is a contiguous row if both of its strides are `itemsize`.
+    """
+    counts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    sources: list[int] = []
+    places: list[int] = []
+    for axis in reversed(range(len(pieces.source_strides))):
+        count = pieces.count[:, axis]
+        source, place = pieces.source_strides[axis], pieces.place_strides[axis]
+        single = count == 1
+        if single.all():
+            continue
+        if counts:
+            inner = counts[-1]
+            joint = (source == inner * sources[-1]) & (place == inner * places[-1])
+            if (joint | single).all():
+                counts[-1] = count * inner
+                continue
+        counts.append(count)
+        sources.append(source)
+        places.append(place)
+    if not counts:
+        counts, sources, places = [np.ones(len(pieces), np.int64)], [itemsize], [itemsize]
+    return replace(
+        pieces,
+        count=np.ascontiguousarray(np.stack(counts[::-1], axis=1)),
+        source_strides=tuple(sources[::-1]),
+        place_strides=tuple(places[::-1]),
+    )

@@ -1,0 +1,279 @@
+"""Pieces of chunks: really built chunks, copied byte by byte, must give what NumPy's indexing gives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpuload.errors import SelectionError
+from gpuload.planning.grid import INT64_MAX, MAX_PIECES, ChunkForm, Pieces, cut
+from gpuload.planning.placement import collapse
+from gpuload.planning.selection import AxisRange, Selection, normalise
+
+DTYPES = ["u1", ">i2", "<u4", "f8", "V3", "c16"]
+
+
+@st.composite
+def basic_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    """A valid basic selection: in-range integers, slices of any step, newaxis, an ellipsis at times."""
+    keys: list[Any] = []
+    for size in shape:
+        kind = draw(st.sampled_from(["slice", "slice", "all", "integer"]))
+        if kind == "integer" and size:
+            keys.append(draw(st.integers(-size, size - 1)))
+        elif kind == "slice":
+            bound = st.none() | st.integers(-size - 2, size + 2)
+            step = draw(st.none() | st.integers(-size - 2, size + 2).filter(bool))
+            keys.append(slice(draw(bound), draw(bound), step))
+        else:
+            keys.append(slice(None))
+    if draw(st.integers(0, 3)) == 0:
+        begin = draw(st.integers(0, len(keys)))
+        keys[begin : draw(st.integers(begin, len(keys)))] = [...]
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        keys.insert(draw(st.integers(0, len(keys))), None)
+    return tuple(keys)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, ChunkForm, int | None]:
+    ndim = draw(st.sampled_from([0, 1, 1, 2, 2, 2, 3, 3, 4]))
+    longest = (1, 40, 12, 7, 5)[ndim]
+    shape = tuple(draw(st.integers(0, longest)) for _ in range(ndim))
+    chunk = tuple(draw(st.integers(1, longest + 2)) for _ in range(ndim))
+    order = tuple(draw(st.permutations(range(ndim))))
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    form = ChunkForm(chunk, dtype.itemsize, order)
+    nbytes = max(1, math.prod(shape)) * dtype.itemsize
+    # Bytes that differ nearly everywhere, so that no misplaced one can hide.
+    raw = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)[: math.prod(shape) * dtype.itemsize]
+    array = raw.view(dtype).reshape(shape)
+    selection = draw(basic_selections(shape))
+    piece_bytes = draw(st.none() | st.integers(1, form.nbytes + 1) | st.integers(1, 8).map(lambda n: n * form.itemsize))
+    return array, selection, form, piece_bytes
+
+
+def stored_chunk(array: np.ndarray, form: ChunkForm, coordinates: np.ndarray) -> np.ndarray:
+    """The bytes of a chunk as they are stored: full size, padded with 0xEE beyond the array's edge."""
+    full = np.full(math.prod(form.shape) * form.itemsize, 0xEE, np.uint8).view(array.dtype).reshape(form.shape)
+    inside = array[tuple(slice(c * n, (c + 1) * n) for c, n in zip(coordinates, form.shape)) + (...,)]
+    full[tuple(slice(0, n) for n in inside.shape) + (...,)] = inside
+    return np.frombuffer(full.transpose(form.order).tobytes(), np.uint8)
+
+
+def element_offsets(count: np.ndarray, strides: tuple[int, ...]) -> list[int]:
+    """Byte offsets of all elements of a piece, in order: the definition, spelt out."""
+    indices = itertools.product(*map(range, count.tolist()))
+    return [sum(i * stride for i, stride in zip(index, strides)) for index in indices]
+
+
+def execute(pieces: Pieces, array: np.ndarray, form: ChunkForm, memory: np.ndarray, origin: int, row: int) -> np.ndarray:
+    """Copy `row` bytes for every element of every piece into `memory`; return how often each byte was written."""
+    written = np.zeros(len(memory), int)
+    chunks = [stored_chunk(array, form, coordinates) for coordinates in pieces.chunks]
+    for i in range(len(pieces)):
+        assert 0 <= pieces.offset[i] and 0 < pieces.size[i]
+        assert pieces.offset[i] + pieces.size[i] <= form.nbytes
+        piece = chunks[pieces.chunk[i]][pieces.offset[i] : pieces.offset[i] + pieces.size[i]]
+        sources = element_offsets(pieces.count[i], pieces.source_strides)
+        places = element_offsets(pieces.count[i], pieces.place_strides)
+        for source, place in zip(sources, places, strict=True):
+            begin, end = pieces.source[i] + source, pieces.source[i] + source + row
+            assert 0 <= begin and end <= pieces.size[i]
+            to = origin + pieces.place[i] + place
+            assert 0 <= to <= len(memory) - row
+            memory[to : to + row] = piece[begin:end]
+            written[to : to + row] += 1
+    return written
+
+
+def destination(data: st.DataObject, selection: Selection, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """An array for the result, of odd strides at times, and the flat bytes it lives in."""
+    shape = selection.shape
+    axes = data.draw(st.permutations(range(len(shape))), "memory order of the result")
+    steps = [data.draw(st.sampled_from([1, 1, 1, 2, -1, -2])) for _ in shape]
+    flat = np.full(math.prod(n * abs(s) for n, s in zip(shape, steps)) * dtype.itemsize, 0xA5, np.uint8)
+    padded = flat.view(dtype).reshape([shape[a] * abs(steps[a]) for a in axes])
+    padded = padded.transpose(np.argsort(axes)) if axes else padded
+    return padded[(*(slice(None, None, step) for step in steps), ...)], flat
+
+
+@settings(max_examples=400, deadline=None)
+@given(cases(), st.data())
+def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
+    array, key, form, piece_bytes = case
+    selection = normalise(key, array.shape)
+    out, memory = destination(data, selection, array.dtype)
+    box = selection.as_box(out)
+    pieces = cut(selection, array.shape, form, box.strides, piece_bytes=piece_bytes)
+    origin = box.__array_interface__["data"][0] - memory.__array_interface__["data"][0] if box.size else 0
+
+    assert pieces.elements == out.size
+    for column in (pieces.chunks, pieces.chunk, pieces.offset, pieces.size, pieces.source, pieces.place, pieces.count):
+        assert column.dtype == np.int64
+    written = execute(pieces, array, form, memory, origin, form.itemsize)
+    expected = np.asarray(array[key], array.dtype)  # a scalar would be of native byte order
+    assert out.tobytes() == expected.tobytes()
+    assert set(np.unique(written)) <= {0, 1}
+    assert written.sum() == expected.nbytes
+
+    merged = collapse(pieces, form.itemsize)
+    assert merged.elements == pieces.elements
+    row = form.itemsize
+    memory[:] = 0xA5
+    np.testing.assert_array_equal(execute(merged, array, form, memory, origin, row), written)
+    assert out.tobytes() == expected.tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm, int | None]) -> None:
+    array, key, form, piece_bytes = case
+    selection = normalise(key, array.shape)
+    pieces = cut(selection, array.shape, form, (0,) * array.ndim, piece_bytes=piece_bytes)
+
+    coordinates = [[axis.start + i * axis.step for i in range(axis.count)] for axis in selection.axes]
+    touched = sorted(set(itertools.product(*({c // n for c in cs} for cs, n in zip(coordinates, form.shape)))))
+    if 0 in selection.box:
+        touched = []
+    assert list(map(tuple, pieces.chunks.tolist())) == touched
+    assert sorted(set(pieces.chunk.tolist())) == list(range(len(touched)))
+    assert (np.diff(pieces.chunk) >= 0).all()
+    if piece_bytes is None:
+        assert len(pieces) == len(touched)
+        assert not pieces.offset.any()
+        assert (pieces.size == form.nbytes).all()
+        return
+    assert (pieces.size <= max(piece_bytes, form.itemsize)).all()
+    for i in range(len(pieces)):  # the first and the last byte are wanted
+        offsets = element_offsets(pieces.count[i], pieces.source_strides)
+        assert pieces.source[i] + min(offsets) == 0
+        assert pieces.source[i] + max(offsets) + form.itemsize == pieces.size[i]
+    same = np.diff(pieces.chunk) == 0
+    assert (pieces.offset[1:] >= (pieces.offset + pieces.size)[:-1])[same].all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_bands_are_as_long_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm, int | None]) -> None:
+    """A whole chunk is cut into as few bands as its longest contiguous slabs allow."""
+    _, _, form, piece_bytes = case
+    assume(piece_bytes is not None)
+    pieces = cut(normalise(..., form.shape), form.shape, form, (0,) * len(form.shape), piece_bytes=piece_bytes)
+    assert pieces.size.sum() == form.nbytes
+    np.testing.assert_array_equal(pieces.offset, np.cumsum(pieces.size) - pieces.size)
+    fewest = 1 if form.nbytes <= piece_bytes else form.nbytes // form.itemsize
+    for axis, stride in enumerate(form.strides):
+        if form.nbytes > piece_bytes and stride <= piece_bytes:
+            extents = [form.shape[dim] for dim in form.order]
+            fewest = math.prod(extents[:axis]) * -(-extents[axis] // (piece_bytes // stride))
+            break
+    assert len(pieces) == fewest
+
+
+def test_whole_rows_become_one_axis() -> None:
+    pieces = cut(normalise(..., (8, 6, 4)), (8, 6, 4), ChunkForm((2, 6, 4), 4, (0, 1, 2)), (96, 16, 4), piece_bytes=None)
+    merged = collapse(pieces, 4)
+    assert merged.count.tolist() == [[48]] * 4
+    assert merged.source_strides == merged.place_strides == (4,)
+
+
+def test_an_axis_that_one_piece_steps_along_is_kept() -> None:
+    pieces = cut(normalise(..., (3, 5)), (3, 5), ChunkForm((2, 3), 1, (0, 1)), (5, 1), piece_bytes=None)
+    merged = collapse(pieces, 1)
+    assert merged.count.tolist() == [[2, 3], [2, 2], [1, 3], [1, 2]]
+    one_row = cut(normalise(slice(2, 3), (3, 5)), (3, 5), ChunkForm((2, 3), 1, (0, 1)), (5, 1), piece_bytes=None)
+    assert collapse(one_row, 1).count.tolist() == [[3], [2]]
+
+
+def test_opposite_directions_are_not_merged() -> None:
+    backwards = normalise((slice(None), slice(None, None, -1)), (4, 4))
+    pieces = cut(backwards, (4, 4), ChunkForm((4, 4), 2, (0, 1)), (8, 2), piece_bytes=None)
+    merged = collapse(pieces, 2)
+    assert (merged.source_strides, merged.place_strides) == ((8, 2), (8, -2))
+
+
+def test_a_single_element_keeps_an_axis() -> None:
+    pieces = cut(normalise((), ()), (), ChunkForm((), 8, ()), (), piece_bytes=4)
+    assert (pieces.chunks.shape, pieces.size.tolist(), pieces.count.shape) == ((1, 0), [8], (1, 0))
+    merged = collapse(pieces, 8)
+    assert merged.count.tolist() == [[1]]
+    assert merged.source_strides == merged.place_strides == (8,)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_few_elements_of_gigantic_arrays(data: st.DataObject) -> None:
+    """Coordinates up to 2**63: right or refused, never garbage; and the cost is that of the touched chunks."""
+    ndim = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(2**62, 2**63 + 2)) for _ in range(ndim))
+    extents = st.integers(1, 6) | st.integers(2**61, 2**62)
+    form = ChunkForm(tuple(data.draw(extents) for _ in range(ndim)), data.draw(st.sampled_from([1, 2, 8])), tuple(range(ndim)))
+    axes = []
+    for size in shape:
+        count = data.draw(st.integers(1, 4))
+        step = data.draw(st.integers(1, 7) | st.integers(2**59, 2**60)) * data.draw(st.sampled_from([1, -1]))
+        reach = abs(step) * (count - 1)
+        low = data.draw(st.integers(0, 3) | st.integers(size - 1 - reach - 3, size - 1 - reach))
+        axes.append(AxisRange(low if step > 0 else low + reach, step, count))
+    selection = Selection(tuple(axes), tuple(range(ndim)))
+    strides = np.empty(selection.box, f"V{form.itemsize}").strides
+    piece_bytes = data.draw(st.sampled_from([None, 8, 2**40]))
+    highest = [max(axis.start, axis.start + (axis.count - 1) * axis.step) for axis in axes]
+    if max(highest) > INT64_MAX or form.nbytes > INT64_MAX:
+        with pytest.raises(SelectionError, match="64 bits"):
+            cut(selection, shape, form, strides, piece_bytes=piece_bytes)
+        return
+    pieces = cut(selection, shape, form, strides, piece_bytes=piece_bytes)
+
+    found = {}
+    for i in range(len(pieces)):
+        assert 0 <= pieces.offset[i] < pieces.offset[i] + pieces.size[i] <= form.nbytes
+        sources = element_offsets(pieces.count[i], pieces.source_strides)
+        places = element_offsets(pieces.count[i], pieces.place_strides)
+        for source, place in zip(sources, places, strict=True):
+            inside = int(pieces.offset[i]) + int(pieces.source[i]) + source
+            found[int(pieces.place[i]) + place] = (tuple(pieces.chunks[pieces.chunk[i]].tolist()), inside)
+    expected = {}
+    for index in itertools.product(*map(range, selection.box)):
+        coordinates = [axis.start + i * axis.step for axis, i in zip(axes, index)]
+        chunk = tuple(c // n for c, n in zip(coordinates, form.shape))
+        inside = sum(c % n * stride for c, n, stride in zip(coordinates, form.shape, form.strides))
+        expected[sum(i * stride for i, stride in zip(index, strides))] = (chunk, inside)
+    assert found == expected
+
+
+def test_too_much_is_refused_before_it_is_planned() -> None:
+    shape = (2**62, 2**62)
+    form = ChunkForm((1, 1), 1, (0, 1))
+    with pytest.raises(SelectionError, match="64 bits"):
+        cut(normalise(..., shape), shape, form, (0, 0), piece_bytes=None)
+    with pytest.raises(SelectionError, match=str(MAX_PIECES)):
+        cut(normalise(0, shape), shape, form, (0, 0), piece_bytes=None)
+    with pytest.raises(SelectionError, match=str(MAX_PIECES)):  # few chunks, but of too many bands
+        cut(normalise(..., (2**40,)), (2**40,), ChunkForm((2**40,), 1, (0,)), (1,), piece_bytes=2)
+    with pytest.raises(SelectionError, match="64 bits"):
+        cut(normalise(slice(2), (4,)), (4,), ChunkForm((4,), 1, (0,)), (2**63,), piece_bytes=None)
+
+
+def test_what_does_not_belong_together() -> None:
+    form = ChunkForm((2, 2), 1, (0, 1))
+    whole = normalise(..., (4, 4))
+    with pytest.raises(ValueError, match="dimensions differ"):
+        cut(whole, (4,), form, (4, 1), piece_bytes=None)
+    with pytest.raises(SelectionError, match="out of bounds"):
+        cut(whole, (4, 3), form, (4, 1), piece_bytes=None)
+    with pytest.raises(SelectionError, match="no elements"):
+        cut(whole, (4, 4), ChunkForm((2, 0), 1, (0, 1)), (4, 1), piece_bytes=None)
+    with pytest.raises(ValueError, match="piece_bytes"):
+        cut(whole, (4, 4), form, (4, 1), piece_bytes=0)
+    with pytest.raises(ValueError, match="permutation"):
+        ChunkForm((2, 2), 1, (0, 0))
+    with pytest.raises(ValueError, match="0 bytes"):
+        ChunkForm((2, 2), 0, (0, 1))
