@@ -1,7 +1,6 @@
-"""The io_uring ring in NumPy: rows in, completions out, one system call a batch.
+"""A ring that reads files: the queues, and the buffers and files registered with them.
 
-The kernel's queues are seen as arrays, so a batch of any length costs a few slice copies; the GIL is released inside
-the system call. A `Ring` knows nothing of files, chunks or retries: its user gives rows and interprets results.
+It knows nothing of chunks, short reads or retries: its user gives rows and interprets results.
 """
 
 from __future__ import annotations
@@ -9,40 +8,26 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import threading
-import warnings
-import weakref
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.syscalls import OPEN_HOW, map_descriptor, memlock_limit, syscall
-from gpuload.bindings.uring_abi import Feature, Rows, Setup
-from gpuload.bindings.uring_setup import SYS_ENTER, SYS_REGISTER, UringUnavailable, set_up
+from gpuload.bindings.syscalls import AT_FDCWD, OPEN_HOW, memlock_limit
+from gpuload.bindings.uring_abi import Rows
+from gpuload.bindings.uring_queues import Queues
+from gpuload.bindings.uring_setup import UringUnavailable
 from gpuload.errors import BackendError, RegistrationError
 from gpuload.request import Reason
 
 __all__ = ["Ring", "UringUnavailable"]
 
-_U32 = 0xFFFFFFFF
-_ROW = np.dtype("V64")  # copied as 64 opaque bytes, where SQE would go field by field
-_LOG_ROWS = 1 << 14
-_DRAIN = _U32  # user_data of drain's own request; its completion is thrown away with the rest
 
-# enter came back early for one of these: a signal, the timeout, or the caller must reap first. The caller's loop over
-# `reap` goes on in each case.
-_EARLY = (errno.EINTR, errno.ETIME, errno.EAGAIN, errno.EBUSY)
-
-
-class Ring:
+class Ring(Queues):
     """One io_uring instance with its registered buffers and file table.
 
-    Threads: belongs to the thread that made it, other threads are refused. Fork: the child drops it at once and is
-    refused; the parent's reads go on. Not picklable.
+    Threads, fork and pickle: as `Queues`. Registered buffers and files belong to this ring alone.
 
     Parameters
     ----------
@@ -55,16 +40,10 @@ class Ring:
 
     Attributes
     ----------
-    fd
-        The ring's descriptor, -1 once closed.
-    setup_flags, features, ops
-        What the kernel took, what it tells of itself, and the opcodes it knows.
-    deferred
-        Completions are posted inside `enter` only (DEFER_TASKRUN).
+    ops
+        The opcodes that the kernel knows.
     direct_open
-        Files can be opened straight into slots (Linux 5.15 and OPENAT2).
-    sq_entries, cq_entries
-        Sizes of the queues.
+        Files can be opened straight into slots (Linux 5.15).
     buffers
         Registered buffers as (address, nbytes).
     n_files
@@ -77,173 +56,16 @@ class Ring:
     """
 
     def __init__(self, entries: int = 256, cq_entries: int | None = None, *, setup_flags: int | None = None) -> None:
-        self.fd, params = set_up(entries, cq_entries, setup_flags)
-        self._pid, self._thread = os.getpid(), threading.get_ident()
-        self._why_closed = "the ring is closed"
+        super().__init__(entries, cq_entries, setup_flags=setup_flags)
+        self.buffers: tuple[tuple[int, int], ...] = ()
+        self._buffer_address = self._buffer_size = np.zeros(0, np.int64)
+        self.n_files = 0
         try:
-            self._attach(params[0])
-            self.buffers: tuple[tuple[int, int], ...] = ()
-            self._buffer_address = self._buffer_size = np.zeros(0, np.uint64)
-            self.n_files = 0
             self.ops = self._probe()
             self.direct_open = abi.OP_OPENAT2 in self.ops and self._try_direct_open()
         except BaseException:
-            os.close(self.fd)
-            self.fd = -1
+            self.close()
             raise
-        _rings.add(self)
-
-    def _attach(self, params: np.void) -> None:
-        """Map the queues and lay arrays over them."""
-        self.setup_flags, self.features = Setup(int(params["flags"])), Feature(int(params["features"]))
-        self.deferred = bool(self.setup_flags & Setup.DEFER_TASKRUN)
-        self.sq_entries, self.cq_entries = int(params["sq_entries"]), int(params["cq_entries"])
-        sq, cq = params["sq"], params["cq"]
-        size = max(int(sq["array"]) + 4 * self.sq_entries, int(cq["cqes"]) + abi.CQE.itemsize * self.cq_entries)
-        self._queues = map_descriptor(self.fd, size, abi.OFF_RINGS)
-        self._entries = map_descriptor(self.fd, abi.SQE.itemsize * self.sq_entries, abi.OFF_SQES)
-
-        def word(offset: int) -> ctypes.c_uint32:
-            return ctypes.c_uint32.from_address(self._queues.address + offset)
-
-        self._sq_head, self._sq_tail = word(int(sq["head"])), word(int(sq["tail"]))
-        self._cq_head, self._cq_tail = word(int(cq["head"])), word(int(cq["tail"]))
-        queues = self._queues.array
-        index = int(sq["array"])
-        queues[index : index + 4 * self.sq_entries].view(np.uint32)[:] = np.arange(self.sq_entries)
-        cqes = int(cq["cqes"])
-        self._cqes: Rows = queues[cqes : cqes + abi.CQE.itemsize * self.cq_entries].view(abi.CQE)
-        self._sqes: npt.NDArray[np.void] = self._entries.array.view(_ROW)
-        # opcode and flags are a row's first two bytes, so each row has one 16-bit key to be counted by.
-        self._keys = self._entries.array.view(np.uint16)[:: abi.SQE.itemsize // 2]
-        self._log = np.zeros(_LOG_ROWS + self.sq_entries, np.uint16)
-        self._logged = 0
-        self._counts = np.zeros(1 << 16, np.int64)
-        self._skipped = 0
-        self._time = (ctypes.c_int64 * 2)()
-        self._argument = (ctypes.c_uint64 * 3)(0, 0, ctypes.addressof(self._time))
-
-    # -------------------------------------------------------------------------------------------- queues
-
-    # What is queued and in flight is read from the words that the kernel shares, not counted beside them: an exception
-    # at any point (Ctrl-C right after the system call) then leaves nothing out of step.
-
-    @property
-    def unsubmitted(self) -> int:
-        """Rows pushed but not yet taken by the kernel."""
-        return (self._sq_tail.value - self._sq_head.value) & _U32
-
-    @property
-    def inflight(self) -> int:
-        """Rows the kernel took whose completions have not been reaped."""
-        return (self._sq_head.value - self._cq_head.value - self._skipped) & _U32
-
-    @property
-    def room(self) -> int:
-        """Rows that `push` takes now: a chain of linked rows must go in whole."""
-        pending = self._sq_tail.value - self._cq_head.value - self._skipped & _U32
-        return min(self.sq_entries - self.unsubmitted, self.cq_entries - pending)
-
-    def push(self, rows: Rows) -> int:
-        """Queue as many rows as fit, from the front; returns how many. Nothing starts before `enter`."""
-        self._check()
-        tail = self._sq_tail.value
-        n = min(len(rows), self.room)
-        start = tail & (self.sq_entries - 1)
-        first = min(n, self.sq_entries - start)
-        opaque = rows.view(_ROW)
-        self._sqes[start : start + first] = opaque[:first]
-        keys, logged = self._log, self._logged
-        keys[logged : logged + first] = self._keys[start : start + first]
-        if first < n:
-            self._sqes[: n - first] = opaque[first:n]
-            keys[logged + first : logged + n] = self._keys[: n - first]
-        self._sq_tail.value = tail + n & _U32  # the kernel reads it in this thread's enter: program order is enough
-        self._logged = logged + n
-        if self._logged >= _LOG_ROWS:
-            self._fold()
-        return n
-
-    def enter(self, wait: int = 0, timeout: float | None = None) -> None:
-        """Submit all that is queued and wait for completions, with the GIL released.
-
-        May return early, after a signal or with rows still unsubmitted while the kernel is short of memory: callers
-        loop over `enter` and `reap`.
-
-        Parameters
-        ----------
-        wait
-            Completions to wait for; never more than are in flight.
-        timeout
-            Seconds to wait at most.
-
-        Raises
-        ------
-        BackendError
-            The ring cannot be used: closed, after fork, from another thread, or the kernel says so.
-        """
-        self._check()
-        flags, argument, size = abi.ENTER_GETEVENTS, 0, 0
-        if timeout is not None:
-            self._time[0], self._time[1] = int(timeout), int(timeout % 1 * 1e9)
-            flags |= abi.ENTER_EXT_ARG
-            argument, size = ctypes.addressof(self._argument), ctypes.sizeof(self._argument)
-        while True:
-            queued = self.unsubmitted
-            least = min(wait, queued + self.inflight)
-            try:
-                submitted = syscall(SYS_ENTER, self.fd, queued, least, flags, argument, size)
-            except OSError as error:
-                if error.errno in _EARLY:
-                    return
-                raise BackendError(f"io_uring_enter: {error.strerror}") from error
-            if submitted == queued or not submitted:
-                return
-
-    def reap(self) -> Rows:
-        """Take all posted completions: a copy, (n,) `CQE` records in order of completion."""
-        self._check()
-        head = self._cq_head.value
-        n = (self._cq_tail.value - head) & _U32
-        start = head & (self.cq_entries - 1)
-        if start + n <= self.cq_entries:
-            done = self._cqes[start : start + n].copy()
-        else:
-            done = np.concatenate([self._cqes[start:], self._cqes[: start + n - self.cq_entries]])
-        self._cq_head.value = head + n & _U32
-        return done
-
-    def forget(self, n: int) -> None:
-        """Count `n` rows in flight as done: rows with CQE_SKIP_SUCCESS, once they are known to post nothing."""
-        self._skipped += n
-
-    def drain(self) -> None:
-        """Cancel what can be cancelled, wait for the rest, and throw the completions away.
-
-        Nothing writes to the buffers afterwards. Ctrl-C is held back until then.
-        """
-        interrupt: KeyboardInterrupt | None = None
-        cancelled = False
-        while self.unsubmitted or self.inflight:
-            try:
-                if not cancelled and self.room:
-                    cancelled = bool(self.push(abi.cancel_all_rows(_DRAIN)))
-                self.enter(self.cq_entries)
-                self.reap()
-            except KeyboardInterrupt as signal:
-                interrupt = signal
-        if interrupt is not None:
-            raise interrupt
-
-    @property
-    def counts(self) -> dict[tuple[int, int], int]:
-        """Rows pushed so far by (opcode, flags)."""
-        self._fold()
-        return {(int(k) & 0xFF, int(k) >> 8): int(self._counts[k]) for k in np.flatnonzero(self._counts)}
-
-    def _fold(self) -> None:
-        self._counts += np.bincount(self._log[: self._logged], minlength=1 << 16)
-        self._logged = 0
 
     # -------------------------------------------------------------------------------------------- buffers
 
@@ -279,7 +101,7 @@ class Ring:
         except OSError as error:
             raise _registration_error(error, int(vector[:, 1].sum())) from error
         self.buffers = tuple((int(address), int(nbytes)) for address, nbytes in buffers)
-        self._buffer_address, self._buffer_size = vector[:, 0].copy(), vector[:, 1].copy()
+        self._buffer_address, self._buffer_size = vector.T.astype(np.int64)
 
     def unregister_buffers(self) -> None:
         """Unpin all buffers; nothing to do without any.
@@ -293,7 +115,7 @@ class Ring:
         if self.buffers:
             self._register(abi.UNREGISTER_BUFFERS)
             self.buffers = ()
-            self._buffer_address = self._buffer_size = np.zeros(0, np.uint64)
+            self._buffer_address = self._buffer_size = np.zeros(0, np.int64)
 
     def check_ranges(self, buf_index: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike) -> None:
         """Refuse address ranges outside the registered buffer they name.
@@ -303,19 +125,20 @@ class Ring:
         RegistrationError
             Naming the first such range and its buffer.
         """
-        index, first, length = np.broadcast_arrays(
-            np.asarray(buf_index), np.asarray(address, np.uint64), np.asarray(size, np.uint64)
-        )
-        if index.size and not 0 <= index.min() <= index.max() < len(self.buffers):
-            raise RegistrationError(f"no registered buffer {index.max()}: there are {len(self.buffers)}")
+        index, first, length = np.asarray(buf_index), np.asarray(address, np.int64), np.asarray(size, np.int64)
+        lowest, highest = (int(index), int(index)) if not index.ndim else (index.min(initial=0), index.max(initial=0))
+        if not 0 <= lowest <= highest < len(self.buffers):
+            raise RegistrationError(f"no registered buffer {min(lowest, 0) or highest}: there are {len(self.buffers)}")
         start, capacity = self._buffer_address[index], self._buffer_size[index]
-        # No sum of two addresses: it could wrap round.
-        inside = (first >= start) & (length <= capacity) & (first - start <= capacity - length)
-        if not inside.all():
-            i = int(np.argmin(inside))
+        offset = first - start
+        outside = (offset < 0) | (length < 0) | (offset > capacity - length)  # a sum of addresses could wrap round
+        if outside.any():
+            i = int(np.argmax(outside))
+            index, first, length, _ = (a.reshape(-1) for a in np.broadcast_arrays(index, first, length, outside))
+            address_of, nbytes = self.buffers[index[i]]
             raise RegistrationError(
-                f"{length.flat[i]} bytes at {int(first.flat[i]):#x} are outside registered buffer {index.flat[i]}: "
-                f"{capacity.flat[i]} bytes at {int(start.flat[i]):#x}"
+                f"{length[i]} bytes at {first[i]:#x} are outside registered buffer {index[i]}: "
+                f"{nbytes} bytes at {address_of:#x}"
             )
 
     def read_rows(
@@ -394,8 +217,6 @@ class Ring:
                     f"cannot put descriptor {table[done]} into slot {first + done} of {self.n_files}: {error.strerror}"
                 ) from error
 
-    # -------------------------------------------------------------------------------------------- the rest
-
     def limit_workers(self, bounded: int) -> None:
         """Let at most `bounded` kernel threads serve this ring's reads of files (5.15; before it, no-op)."""
         self._check()
@@ -416,65 +237,15 @@ class Ring:
             f"({pinned} bytes), {self.n_files} file slots"
         )
 
-    def close(self) -> None:
-        """Drain and free the ring, its pins and its files; idempotent.
-
-        Raises
-        ------
-        BackendError
-            From another thread, while reads are in flight.
-        """
-        if self.fd < 0:
-            return
-        if self._pid == os.getpid() and (self.unsubmitted or self.inflight):
-            self.drain()
-        self.detach("the ring is closed")
-
     def detach(self, why: str) -> None:
-        """Let go of the descriptor and of the mappings: a mapping that lives on would keep the pins and the files."""
-        fd, self.fd = self.fd, -1
-        self._why_closed = why
-        self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = ctypes.c_uint32(0)
-        self._skipped = 0
-        self._sqes = self._cqes = np.zeros(0, _ROW)
-        self._keys = np.zeros(0, np.uint16)
+        """Let go of the descriptor, the mappings and the registrations."""
         self.buffers, self.n_files = (), 0
-        self._queues.close()
-        self._entries.close()
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            warnings.warn(f"unclosed ring {self!r}", ResourceWarning, source=self, stacklevel=1)
-            self.detach("the ring is closed")
-
-    def __reduce__(self) -> str:
-        raise TypeError("a ring cannot be pickled")
-
-    def _check(self) -> None:
-        if self.fd < 0:
-            raise BackendError(self._why_closed)
-        if self._thread != threading.get_ident():
-            raise BackendError("the ring belongs to the thread that made it")
-        if self._pid != os.getpid():
-            raise BackendError("the ring belongs to the parent process")
+        super().detach(why)
 
     def _refuse_in_flight(self, what: str) -> None:
         self._check()
         if self.unsubmitted or self.inflight:
             raise BackendError(f"cannot {what} with {self.unsubmitted + self.inflight} reads in flight: drain first")
-
-    def _register(self, opcode: int, argument: int = 0, n: int = 0) -> int:
-        return syscall(SYS_REGISTER, self.fd, opcode, argument, n)
 
     def _probe(self) -> frozenset[int]:
         """Opcodes that the kernel knows."""
@@ -489,7 +260,7 @@ class Ring:
         how = np.zeros(1, OPEN_HOW)
         how["flags"] = os.O_PATH
         path = ctypes.create_string_buffer(b"/")
-        self.push(abi.openat2_rows(-100, ctypes.addressof(path), how.ctypes.data, 0, [0]))
+        self.push(abi.openat2_rows(AT_FDCWD, ctypes.addressof(path), how.ctypes.data, 0, [0]))
         while self.unsubmitted or not len(done := self.reap()):
             self.enter(1)
         self._logged = 0
@@ -507,15 +278,3 @@ def _registration_error(error: OSError, nbytes: int) -> RegistrationError:
     if error.errno == errno.EFAULT:
         return RegistrationError(f"cannot pin {nbytes} bytes: memory of a file, read-only or not mapped")
     return RegistrationError(f"cannot pin {nbytes} bytes: {error.strerror}")
-
-
-_rings: weakref.WeakSet[Ring] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # The inherited descriptor would keep the parent's pins and files alive for as long as the child runs.
-    for ring in list(_rings):
-        ring.detach("the ring belongs to the parent process: make a new one after fork")
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
