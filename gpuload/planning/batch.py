@@ -41,9 +41,7 @@ class Batches:
         return len(self.nbytes)
 
 
-def batch(
-    size: Int64, group: Int64, *, batch_bytes: int, max_groups: int, align: int = 64, slack: int = 1
-) -> Batches:
+def batch(size: Int64, group: Int64, *, batch_bytes: int, max_groups: int, align: int = 64, slack: int = 1) -> Batches:
     """Divide pieces into batches, in order.
 
     Parameters
@@ -102,7 +100,7 @@ def batch(
 
 
 def _exact_total(size: Int64, extra: int) -> int:
-    return sum(size.tolist()) + extra
+    return sum(map(int, size.tolist())) + extra
 
 
 def _follow(stop: list[int]) -> list[int]:

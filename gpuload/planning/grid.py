@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.errors import SelectionError
-from gpuload.planning.selection import AxisRange, Selection
+from gpuload.planning.selection import Selection
+from gpuload.planning.touch import combine, coordinates, count_bands, count_chunks, divide, highest, lowest, touch
 from gpuload.request import Int64
 
 INT64_MAX = 2**63 - 1
@@ -113,18 +114,6 @@ class Pieces:
         return int(self.count.prod(axis=1, dtype=np.int64).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Touched:
-    """What a range touches along one dimension: t chunks, and e bands of them (one a chunk unless cut)."""
-
-    chunk: Int64  # (t,) coordinate of the chunk
-    bands: Int64  # (t,) touched bands of the chunk
-    begin: Int64  # (t,) its first row in the columns below
-    index: Int64  # (e,) ordinal of the band's first element among the selected, ascending
-    first: Int64  # (e,) its coordinate inside the chunk
-    count: Int64  # (e,) selected elements in the band
-
-
 def cut(
     selection: Selection,
     array_shape: Sequence[int],
@@ -159,50 +148,38 @@ def cut(
     if piece_bytes is not None and piece_bytes < 1:
         raise ValueError(f"piece_bytes must be positive, not {piece_bytes}")
     _check(selection, array_shape, form, place_strides)
-    ndim = len(form.shape)
-    # A step that leaves the chunk is taken inside none: 1 instead, so that no stride is larger than a chunk.
-    steps = [
-        step if step < extent else 1
-        for step, extent in ((_ascending(axis)[2], extent) for axis, extent in zip(selection.axes, form.shape))
-    ]
-    source_strides = tuple(steps[dim] * stride for dim, stride in zip(form.order, form.strides))
-    signed = [stride if axis.step > 0 else -stride for axis, stride in zip(selection.axes, place_strides)]
+    dims = range(len(form.shape))
+    axes = selection.axes
+    signed = [stride if axis.step > 0 else -stride for axis, stride in zip(axes, place_strides, strict=True)]
     ordered = tuple(signed[dim] for dim in form.order)
     if 0 in selection.box:
-        none = np.empty(0, np.int64)
-        table = np.empty((0, ndim), np.int64)
-        return Pieces(table, none, none, none, none, none, table, source_strides, ordered)
+        none, table = np.empty(0, np.int64), np.empty((0, len(dims)), np.int64)
+        return Pieces(table, none, none, none, none, none, table, form.strides, ordered)
 
     extents = _band_extents(form, piece_bytes)
-    _limit(math.prod(_chunks_along(axis, extent) for axis, extent in zip(selection.axes, form.shape)))
-    chunked = [_touched_chunks(axis, extent) for axis, extent in zip(selection.axes, form.shape)]
-    bands = [
-        _bands(axis, touched, extent)
-        for axis, touched, extent in zip(selection.axes, chunked, extents, strict=True)
-    ]
-    _limit(math.prod(int(band.sum()) for band in bands))
-    touched = [
-        _touched_bands(axis, chunks, band, extent)
-        for axis, chunks, band, extent in zip(selection.axes, chunked, bands, extents, strict=True)
-    ]
-    chunk, rows = _rows(touched, form.order)
+    _limit(math.prod(count_chunks(axes[dim], form.shape[dim]) for dim in dims))
+    chunks = [touch(axes[dim], form.shape[dim]) for dim in dims]
+    _limit(math.prod(int(count_bands(chunks[dim], extents[dim]).sum()) for dim in dims))
+    bands = [divide(chunks[dim], extents[dim]) for dim in dims]
+    chunk, rows = combine(bands, form.order)
 
-    count = np.empty((len(chunk), ndim), np.int64)
-    first = np.zeros(len(chunk), np.int64)  # byte of the first selected element in the chunk
+    count = np.empty((len(chunk), len(dims)), np.int64)
+    first = np.zeros(len(chunk), np.int64)  # byte of the first selected element inside the chunk
     size = np.full(len(chunk), form.itemsize, np.int64)
     place = np.zeros(len(chunk), np.int64)
-    for axis, (dim, stride) in enumerate(zip(form.order, form.strides)):
-        along, row = touched[dim], rows[dim]
-        origin = place_strides[dim] * (selection.axes[dim].count - 1) if selection.axes[dim].step < 0 else 0
-        count[:, axis] = along.count[row]
-        first += (along.first * stride)[row]
-        size += ((along.count - 1) * source_strides[axis])[row]
-        place += (along.index * ordered[axis] + origin)[row]
+    source_strides = tuple(bands[dim].step * stride for dim, stride in zip(form.order, form.strides, strict=True))
+    for axis, (dim, stride) in enumerate(zip(form.order, form.strides, strict=True)):
+        band, row = bands[dim], rows[dim]
+        origin = place_strides[dim] * (axes[dim].count - 1) if axes[dim].step < 0 else 0  # of the lowest coordinate
+        count[:, axis] = band.count[row]
+        first += (band.first * stride)[row]
+        size += ((band.count - 1) * source_strides[axis])[row]
+        place += (band.index * ordered[axis] + origin)[row]
     offset, source = first, np.zeros(len(chunk), np.int64)
     if piece_bytes is None:
         offset, source = source, first
         size[:] = form.nbytes
-    return Pieces(_product(touched), chunk, offset, size, source, place, count, source_strides, ordered)
+    return Pieces(coordinates(bands), chunk, offset, size, source, place, count, source_strides, ordered)
 
 
 def _check(selection: Selection, shape: Sequence[int], form: ChunkForm, place_strides: Sequence[int]) -> None:
@@ -215,25 +192,25 @@ def _check(selection: Selection, shape: Sequence[int], form: ChunkForm, place_st
         )
     if 0 in selection.box:
         return
-    for dim, (axis, size) in enumerate(zip(selection.axes, shape)):
-        last = axis.start + (axis.count - 1) * axis.step
-        low, high = min(axis.start, last), max(axis.start, last)
-        if low < 0 or high >= size or axis.step == 0 or axis.count < 0:
+    for dim, (axis, size) in enumerate(zip(selection.axes, shape, strict=True)):
+        if lowest(axis) < 0 or highest(axis) >= size or axis.step == 0 or axis.count < 0:
             raise SelectionError(f"{axis} is out of bounds for axis {dim} with size {size}")
-        if high > INT64_MAX:
-            raise SelectionError(f"index {high} of axis {dim} does not fit into 64 bits")
+        if highest(axis) > INT64_MAX:
+            raise SelectionError(f"index {highest(axis)} of axis {dim} does not fit into 64 bits")
     if 0 in form.shape:
         raise SelectionError(f"chunks of shape {form.shape} hold no elements")
     if form.nbytes > INT64_MAX:
         raise SelectionError(f"a chunk of {form.nbytes} bytes has offsets that do not fit into 64 bits")
-    reach = sum((axis.count - 1) * abs(stride) for axis, stride in zip(selection.axes, place_strides))
+    reach = sum((axis.count - 1) * abs(stride) for axis, stride in zip(selection.axes, place_strides, strict=True))
     if max(reach, math.prod(selection.box), *map(abs, place_strides)) > INT64_MAX:
         raise SelectionError(f"a result of shape {selection.shape} has offsets that do not fit into 64 bits")
 
 
 def _limit(pieces: int) -> None:
     if pieces > MAX_PIECES:
-        raise SelectionError(f"the selection needs {pieces} pieces of chunks, at most {MAX_PIECES} can be planned at once")
+        raise SelectionError(
+            f"the selection needs {pieces} pieces of chunks, at most {MAX_PIECES} can be planned at once"
+        )
 
 
 def _band_extents(form: ChunkForm, piece_bytes: int | None) -> tuple[int, ...]:
@@ -241,103 +218,9 @@ def _band_extents(form: ChunkForm, piece_bytes: int | None) -> tuple[int, ...]:
     extents = list(form.shape)
     if piece_bytes is None or form.nbytes <= piece_bytes:
         return tuple(extents)
-    for dim, stride in zip(form.order, form.strides):
+    for dim, stride in zip(form.order, form.strides, strict=True):
         if stride <= piece_bytes:
             extents[dim] = min(extents[dim], piece_bytes // stride)
             break
         extents[dim] = 1
     return tuple(extents)
-
-
-def _ascending(axis: AxisRange) -> tuple[int, int, int]:
-    """Lowest and highest selected coordinate, and the distance between neighbours."""
-    last = axis.start + (axis.count - 1) * axis.step
-    return min(axis.start, last), max(axis.start, last), abs(axis.step) if axis.count > 1 else 1
-
-
-def _chunks_along(axis: AxisRange, extent: int) -> int:
-    low, high, step = _ascending(axis)
-    return axis.count if step >= extent else high // extent - low // extent + 1
-
-
-def _touched_chunks(axis: AxisRange, extent: int) -> tuple[Int64, Int64, Int64, Int64]:
-    """Touched chunks along a dimension: coordinate, ordinal and coordinate of the first element inside, count."""
-    low, high, step = _ascending(axis)
-    if step >= extent:  # no two elements in one chunk
-        index = np.arange(axis.count, dtype=np.int64)
-        chunk, first = np.divmod(low + index * step, extent)
-        return chunk, index, first, np.ones_like(index)
-    chunk = np.arange(low // extent, high // extent + 1, dtype=np.int64)
-    base = chunk * extent
-    index = np.maximum(0, -((low - base) // step))
-    # The end of the last chunk may lie beyond 2**63: compare inside the chunk.
-    last = (base - low + np.minimum(extent - 1, high - base)) // step
-    return chunk, index, low - base + index * step, last - index + 1
-
-
-def _bands(axis: AxisRange, chunks: tuple[Int64, Int64, Int64, Int64], extent: int) -> Int64:
-    """Touched bands of `extent` elements in each touched chunk."""
-    _, _, first, count = chunks
-    step = _ascending(axis)[2]
-    if step >= extent:
-        return count
-    return (first + (count - 1) * step) // extent - first // extent + 1
-
-
-def _touched_bands(
-    axis: AxisRange, chunks: tuple[Int64, Int64, Int64, Int64], bands: Int64, extent: int
-) -> _Touched:
-    chunk, index, first, count = chunks
-    begin = np.cumsum(bands) - bands
-    if len(bands) == int(begin[-1] + bands[-1]):
-        return _Touched(chunk, bands, begin, index, first, count)
-    step = _ascending(axis)[2]
-    owner = np.repeat(np.arange(len(chunk)), bands)
-    ordinal = np.arange(len(owner)) - begin[owner]
-    first, count = first[owner], count[owner]
-    if step >= extent:  # no two elements in one band
-        skipped, inside = ordinal, np.ones_like(ordinal)
-    else:
-        base = (first // extent + ordinal) * extent
-        skipped = np.maximum(0, -((first - base) // step))
-        last = (base - first + np.minimum(extent - 1, first + (count - 1) * step - base)) // step
-        inside = last - skipped + 1
-    return _Touched(chunk, bands, begin, index[owner] + skipped, first + skipped * step, inside)
-
-
-def _product(touched: Sequence[_Touched]) -> Int64:
-    """Coordinates of all touched chunks, int64 (m, ndim), in C order."""
-    lengths = tuple(len(along.chunk) for along in touched)
-    chunks = np.empty((*lengths, len(lengths)), np.int64)
-    for dim, along in enumerate(touched):
-        chunks[..., dim] = along.chunk.reshape(-1, *(1,) * (len(lengths) - dim - 1))
-    return chunks.reshape(math.prod(lengths), len(lengths))
-
-
-def _rows(touched: Sequence[_Touched], order: Sequence[int]) -> tuple[Int64, list[Int64]]:
-    """The chunk of each piece, and its row in the columns of each dimension.
-
-    Pieces go through the chunks in C order of the grid, and through the bands of a chunk in storage order.
-    """
-    lengths = tuple(len(along.chunk) for along in touched)
-    total = math.prod(lengths)
-    chunk = np.arange(total, dtype=np.int64)
-    ordinals = []
-    inner = total
-    for length in lengths:
-        inner //= length
-        ordinals.append(np.tile(np.repeat(np.arange(length, dtype=np.int64), inner), total // (length * inner)))
-    cut_dims = [dim for dim in order if len(touched[dim].index) > lengths[dim]]
-    if not cut_dims:
-        return chunk, ordinals
-    per_chunk = np.ones(total, np.int64)
-    for dim in cut_dims:
-        per_chunk *= touched[dim].bands[ordinals[dim]]
-    chunk = np.repeat(chunk, per_chunk)
-    rest = np.arange(len(chunk)) - (np.cumsum(per_chunk) - per_chunk)[chunk]
-    rows = [ordinal[chunk] for ordinal in ordinals]
-    for dim in reversed(cut_dims):  # mixed radix, the fastest storage axis last
-        bands = touched[dim].bands[rows[dim]]
-        rest, band = np.divmod(rest, bands)
-        rows[dim] = touched[dim].begin[rows[dim]] + band
-    return chunk, rows

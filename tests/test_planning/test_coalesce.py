@@ -51,7 +51,7 @@ def test_rules_hold_for_any_ranges(ranges: list[tuple[int, int, int]], gap: int,
     for (f, start, extent), m, i in zip(ranges, member.tolist(), inner.tolist()):
         assert merged[m][0] == f
         assert merged[m][1] + i == start
-        assert i >= 0 and i + extent <= merged[m][2]
+        assert 0 <= i <= i + extent <= merged[m][2]
 
 
 @settings(max_examples=300)

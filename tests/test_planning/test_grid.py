@@ -62,8 +62,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, ChunkForm, int | None]:
 def stored_chunk(array: np.ndarray, form: ChunkForm, coordinates: np.ndarray) -> np.ndarray:
     """The bytes of a chunk as they are stored: full size, padded with 0xEE beyond the array's edge."""
     full = np.full(math.prod(form.shape) * form.itemsize, 0xEE, np.uint8).view(array.dtype).reshape(form.shape)
-    inside = array[tuple(slice(c * n, (c + 1) * n) for c, n in zip(coordinates, form.shape)) + (...,)]
-    full[tuple(slice(0, n) for n in inside.shape) + (...,)] = inside
+    inside = array[(*(slice(c * n, (c + 1) * n) for c, n in zip(coordinates, form.shape)), ...)]
+    full[(*map(slice, inside.shape), ...)] = inside
     return np.frombuffer(full.transpose(form.order).tobytes(), np.uint8)
 
 
@@ -73,19 +73,20 @@ def element_offsets(count: np.ndarray, strides: tuple[int, ...]) -> list[int]:
     return [sum(i * stride for i, stride in zip(index, strides)) for index in indices]
 
 
-def execute(pieces: Pieces, array: np.ndarray, form: ChunkForm, memory: np.ndarray, origin: int, row: int) -> np.ndarray:
+def execute(
+    pieces: Pieces, array: np.ndarray, form: ChunkForm, memory: np.ndarray, origin: int, row: int
+) -> np.ndarray:
     """Copy `row` bytes for every element of every piece into `memory`; return how often each byte was written."""
     written = np.zeros(len(memory), int)
     chunks = [stored_chunk(array, form, coordinates) for coordinates in pieces.chunks]
     for i in range(len(pieces)):
-        assert 0 <= pieces.offset[i] and 0 < pieces.size[i]
-        assert pieces.offset[i] + pieces.size[i] <= form.nbytes
+        assert 0 <= pieces.offset[i] < pieces.offset[i] + pieces.size[i] <= form.nbytes
         piece = chunks[pieces.chunk[i]][pieces.offset[i] : pieces.offset[i] + pieces.size[i]]
         sources = element_offsets(pieces.count[i], pieces.source_strides)
         places = element_offsets(pieces.count[i], pieces.place_strides)
         for source, place in zip(sources, places, strict=True):
             begin, end = pieces.source[i] + source, pieces.source[i] + source + row
-            assert 0 <= begin and end <= pieces.size[i]
+            assert 0 <= begin < end <= pieces.size[i]
             to = origin + pieces.place[i] + place
             assert 0 <= to <= len(memory) - row
             memory[to : to + row] = piece[begin:end]
@@ -178,7 +179,9 @@ def test_bands_are_as_long_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm
 
 
 def test_whole_rows_become_one_axis() -> None:
-    pieces = cut(normalise(..., (8, 6, 4)), (8, 6, 4), ChunkForm((2, 6, 4), 4, (0, 1, 2)), (96, 16, 4), piece_bytes=None)
+    pieces = cut(
+        normalise(..., (8, 6, 4)), (8, 6, 4), ChunkForm((2, 6, 4), 4, (0, 1, 2)), (96, 16, 4), piece_bytes=None
+    )
     merged = collapse(pieces, 4)
     assert merged.count.tolist() == [[48]] * 4
     assert merged.source_strides == merged.place_strides == (4,)
@@ -214,7 +217,9 @@ def test_few_elements_of_gigantic_arrays(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(1, 3))
     shape = tuple(data.draw(st.integers(2**62, 2**63 + 2)) for _ in range(ndim))
     extents = st.integers(1, 6) | st.integers(2**61, 2**62)
-    form = ChunkForm(tuple(data.draw(extents) for _ in range(ndim)), data.draw(st.sampled_from([1, 2, 8])), tuple(range(ndim)))
+    form = ChunkForm(
+        tuple(data.draw(extents) for _ in range(ndim)), data.draw(st.sampled_from([1, 2, 8])), tuple(range(ndim))
+    )
     axes = []
     for size in shape:
         count = data.draw(st.integers(1, 4))
