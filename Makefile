@@ -84,25 +84,25 @@ $(STAMPS)/pip:
 	    }; \
 	fi
 	@echo "installing into $(VENV), once"
-	@$(PIP) install --quiet --upgrade 'pip>=25.1'
+	@$(PIP) install -qq --upgrade 'pip>=25.1'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install --quiet --editable '.[demo]'
+	$(PIP) install -qq --editable '.[demo]'
 	@touch $@
 
 $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install --quiet --editable '.[demo,pandas]' --group test
+	$(PIP) install -qq --editable '.[demo,pandas]' --group test
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test
-	$(PIP) install --quiet --group lint
+	$(PIP) install -qq --group lint
 	@touch $@
 
 $(STAMPS)/lab: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install --quiet --editable '.[all]'
+	$(PIP) install -qq --editable '.[all]'
 	@touch $@
 
 $(STAMPS)/wheel: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install --quiet build
+	$(PIP) install -qq build
 	@touch $@
