@@ -108,7 +108,7 @@ class FileHandle:
             if error is not None:
                 raise error
             # It was only for the open. Some kernels take it as a wish never to wait for the disk either.
-            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)  # of the flags that this can change none is wanted
         except BaseException:
             self._closed = True
             os.close(fd)

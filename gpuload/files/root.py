@@ -195,22 +195,20 @@ class Root:
             skip = len(directory) + 1 if directory else 0
             try:
                 for i in members:
-                    found[i] = self._stat_in(fd, keys[i], keys[i][skip:])
+                    name = keys[i][skip:]
+                    try:
+                        status = os.stat(name, dir_fd=fd, follow_symlinks=False) if name else None
+                    except OSError as error:
+                        if error.errno in _MISSING:
+                            continue
+                        raise open_error(self, keys[i], error.errno or 0) from error
+                    if status is None or stat.S_ISLNK(status.st_mode):
+                        status = self.stat(keys[i])
+                    found[i] = status
             finally:
                 if directory:
                     os.close(fd)
         return found
-
-    def _stat_in(self, fd: int, key: str, name: str) -> os.stat_result | None:
-        if not name:
-            return self.stat(key)
-        try:
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in _MISSING:
-                return None
-            raise open_error(self, key, error.errno or 0) from error
-        return self.stat(key) if stat.S_ISLNK(status.st_mode) else status
 
     def close(self) -> None:
         """Close the directory; files opened below it stay open. Idempotent."""
