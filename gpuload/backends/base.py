@@ -1,0 +1,188 @@
+"""What a backend is, and the batch of ranges it moves into host memory.
+
+Three questions stay three: can it be used here (`availability`)? does it suit this request (`score`)? and moving the
+bytes (`begin`, `advance`). A backend belongs to the I/O thread; only its availability is asked from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.errors import ChunkError, ChunkReadError, ChunkSizeError
+from gpuload.files.root import Root, not_regular, open_error
+from gpuload.request import Float64, Int64, Reason
+
+if TYPE_CHECKING:
+    from gpuload.files.handle import FileHandle
+    from gpuload.memory.slabs import Block, Slab
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a backend can be used in this process, and if not, why."""
+
+    reason: Reason | None = None
+    detail: str = ""
+
+    @property
+    def usable(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Ranges that are read together into one block; the plan fills the first part, the backend the second.
+
+    A row is one read. It is done when it has `want` bytes or its file has ended; it asks for `ask` bytes. Where the two
+    differ the surplus proves the file's size: one byte more than the chunk has must not be there.
+
+    Attributes
+    ----------
+    root, keys, handles
+        The files, by key below `root`; `handles` are those already open, else the backend opens each key once, reads
+        all its rows from that one open file and closes it.
+    file
+        int64 (n,): each row's entry of `keys`.
+    file_offset, want, ask, address
+        int64 (n,): the read; `address` lies in `block`.
+    piece
+        int64 (n,): the piece of the plan each row belongs to, counted from the first of this batch.
+    sizes
+        int64 (n,): bytes of the whole file where a row proves them, else -1; for the error message.
+    open_ended
+        `want` is a capacity: a file may end before it without being too short.
+    got, submitted, completed
+        Results: bytes per row, and `time.monotonic()` when its first read went in and its last came back.
+    missing
+        bool (files,): no such file.
+    error
+        The first thing that went wrong; nothing of the batch may be used then.
+    """
+
+    root: Root
+    keys: Sequence[str]
+    handles: Sequence[FileHandle] | None
+    block: Block
+    file: Int64
+    file_offset: Int64
+    want: Int64
+    ask: Int64
+    address: Int64
+    piece: Int64
+    sizes: Int64
+    open_ended: bool = False
+    proofs_from: int = -1  # rows from here on only prove the size of a file; -1: none does
+    owner: Any = None
+    index: int = 0
+    got: Int64 = field(init=False)
+    submitted: Float64 = field(init=False)
+    completed: Float64 = field(init=False)
+    missing: npt.NDArray[np.bool_] = field(init=False)
+    error: Exception | None = None
+    registered: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.want)
+        self.got = np.zeros(n, np.int64)
+        self.submitted = np.zeros(n)
+        self.completed = np.zeros(n)
+        self.missing = np.zeros(len(self.keys), bool)
+        if self.proofs_from < 0:
+            self.proofs_from = n
+
+    def __len__(self) -> int:
+        return len(self.want)
+
+    def fail(self, error: Exception) -> None:
+        """Keep the first error."""
+        if self.error is None:
+            self.error = error
+
+    def fail_open(self, file: int, errno: int) -> None:
+        """A file that could not be opened: missing where it is just not there, an error otherwise."""
+        error = open_error(self.root, self.keys[file], errno)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            self.missing[file] = True
+        else:
+            self.fail(error)
+
+    def fail_read(self, row: int, errno: int) -> None:
+        """A read the kernel refused; a file that is none is named as what it is."""
+        key = self.keys[int(self.file[row])]
+        error = not_regular(self.root, key)
+        self.fail(error or ChunkReadError(key, errno, f"cannot be read in {self.root.path!r}: {os.strerror(errno)}"))
+
+    def check(self) -> None:
+        """After the last read: every row has just the bytes it must have."""
+        if self.error is not None or self.open_ended:
+            return
+        wrong = self.got != self.want
+        if self.missing.any():
+            wrong &= ~self.missing[self.file]
+        if not wrong.any():
+            return
+        row = int(np.flatnonzero(wrong)[0])
+        key = self.keys[int(self.file[row])]
+        self.fail(not_regular(self.root, key) or self._size_error(row, key))
+
+    def _size_error(self, row: int, key: str) -> ChunkError:
+        actual = self.root.stat(key) if self.handles is None else os.fstat(self.handles[int(self.file[row])].buffered_fd)
+        expected = int(self.sizes[row])
+        if expected < 0:
+            expected = int(self.file_offset[row] + self.want[row])
+            hint = f"its range {int(self.file_offset[row])}:{expected} does not lie in the file"
+        else:
+            hint = "the chunk file was cut, overwritten or replaced"
+        seen = int(self.file_offset[row] + self.got[row]) if actual is None else actual.st_size
+        if seen == expected:  # it has been mended since: what was read is what counts
+            seen = int(self.file_offset[row] + self.got[row])
+        return ChunkSizeError(key, expected, seen, hint)
+
+    def blob(self) -> bytes:
+        """The keys as the kernel wants them: NUL-terminated, one after the other."""
+        return os.fsencode("\0".join(self.keys)) + b"\0"
+
+    def started_at(self) -> float:
+        live = self.submitted[self.submitted > 0]
+        return float(live.min()) if len(live) else monotonic()
+
+
+class Backend(Protocol):
+    """One way to move batches into host memory; all but `availability` belongs to the I/O thread."""
+
+    name: str
+    lanes: int  # batches it takes at once
+    files_per_batch: int
+    declined: dict[str, Reason]  # what it does without, and why: registered buffers at the memlock limit
+
+    @property
+    def active(self) -> int:
+        """Batches it holds."""
+        ...
+
+    def adopt(self, slab: Slab) -> bool:
+        """Take note of a new slab; False: it is too large to register, a smaller one may do."""
+        ...
+
+    def read_plain(self) -> None:
+        """Read into memory that is not registered from now on: there is no room under the memlock limit."""
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """Start a batch; `active` was less than `lanes`."""
+        ...
+
+    def advance(self, timeout: float) -> list[Batch]:
+        """Drive the I/O for at most about `timeout` seconds, less when something finishes; returns what finished."""
+        ...
+
+    def close(self) -> None:
+        """Wait for all I/O in flight, then free everything."""
+        ...

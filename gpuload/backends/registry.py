@@ -1,0 +1,114 @@
+"""Which backends there are, which can be used in this process, and which one serves.
+
+Availability is asked once a process, by trying, and again in a forked child.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from gpuload.backends import posix, uring
+from gpuload.backends.base import Availability, Backend
+from gpuload.config import config
+from gpuload.errors import BackendUnavailableError, ConfigError
+from gpuload.request import Reason
+
+# Why no fastpath serves: no vendor library is driven by this version, so the first of the fixed conditions fails.
+FASTPATH_REASON = Reason.NO_LIBRARY
+FASTPATH_DETAIL = "this version of gpuload drives no fastpath library (hipFile, cuFile) yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One fallback backend; the higher score serves."""
+
+    name: str
+    score: int
+    availability: Callable[[], Availability]
+    make: Callable[[], Backend]
+
+
+def _make_uring() -> Backend:
+    return uring.UringBackend(config.get("uring.entries"), config.get("uring.slots"), config.get("uring.window"))
+
+
+def _make_posix() -> Backend:
+    return posix.PosixBackend(config.get("posix.threads"))
+
+
+ENTRIES = (
+    Entry("io_uring", 2, uring.availability, _make_uring),
+    Entry("posix", 1, posix.availability, _make_posix),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The backend that serves, and each better one that was passed over with its reason."""
+
+    name: str
+    declined: dict[str, Reason] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=None)
+def available(name: str) -> Availability:
+    """Whether the backend `name` can be used in this process."""
+    return _entry(name).availability()
+
+
+os.register_at_fork(after_in_child=available.cache_clear)
+
+
+def make(name: str) -> Backend:
+    """A new backend `name`, for the thread that calls.
+
+    Raises
+    ------
+    BackendUnavailableError
+        It cannot be used here.
+    """
+    state = available(name)
+    if state.reason is not None:
+        raise BackendUnavailableError(name, state.reason, state.detail)
+    return _entry(name).make()
+
+
+def choose(forced: str | None = None) -> Choice:
+    """The fallback backend that serves.
+
+    Parameters
+    ----------
+    forced
+        Serve with this one, whatever the scores; None: the best that can be used.
+
+    Raises
+    ------
+    ConfigError
+        `forced` names no backend.
+    BackendUnavailableError
+        The forced one cannot be used here.
+    """
+    if forced is not None:
+        state = available(forced)
+        if state.reason is not None:
+            raise BackendUnavailableError(forced, state.reason, state.detail)
+    declined: dict[str, Reason] = {}
+    for entry in ENTRIES:
+        if forced is None or entry.name == forced:
+            reason = available(entry.name).reason
+            if reason is None:
+                return Choice(entry.name, declined)
+            declined[entry.name] = reason
+        else:
+            declined[entry.name] = Reason.FORCED_OFF
+    raise BackendUnavailableError("posix", Reason.KERNEL_TOO_OLD, "no backend can read files here")
+
+
+def _entry(name: str) -> Entry:
+    for entry in ENTRIES:
+        if entry.name == name:
+            return entry
+    raise ConfigError(f"no backend named {name!r}: there are {', '.join(repr(e.name) for e in ENTRIES)}")

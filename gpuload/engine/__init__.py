@@ -1,0 +1,1 @@
+"""Plan → choose → submit → decode → place: turns byte ranges in files into one array."""

@@ -1,0 +1,96 @@
+"""Decodes the chunks of a batch on host threads, from one part of its block into another.
+
+A task is a share of the batch, never one small chunk; codecs release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.config import config
+from gpuload.engine.plan import Decoder
+from gpuload.errors import ChunkDecodeError, ChunkError, ChunkSizeError
+from gpuload.request import Int64
+
+_INLINE = 256 << 10  # decoded bytes that are not worth a hand-over
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_threads(), "gpuload-decode")
+
+
+def _threads() -> int:
+    return int(config.get("decode.threads") or os.cpu_count() or 1)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def decode(
+    decoder: Decoder,
+    memory: npt.NDArray[np.uint8],
+    keys: list[str],
+    stored: tuple[Int64, Int64],
+    out_offset: Int64,
+) -> None:
+    """Decode chunks of one block.
+
+    Parameters
+    ----------
+    memory
+        uint8 (nbytes,): the block.
+    keys
+        A name for each chunk, for errors.
+    stored
+        Offsets and sizes of the stored bytes in `memory`, int64 (n,) each; a size of -1 leaves a chunk out.
+    out_offset
+        int64 (n,): where each chunk's ``decoder.decoded_size`` bytes go in `memory`.
+
+    Raises
+    ------
+    ChunkDecodeError, ChunkSizeError
+        For the first chunk whose bytes its codecs refuse, or that decodes to another size.
+    """
+    which = np.flatnonzero(stored[1] >= 0)
+    shares = min(_threads(), len(which))
+    if shares <= 1 or decoder.decoded_size * len(which) <= _INLINE:
+        _decode_share(decoder, memory, keys, stored, out_offset, which)
+        return
+    futures = [
+        _pool().submit(_decode_share, decoder, memory, keys, stored, out_offset, share)
+        for share in np.array_split(which, shares)
+    ]
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        raise errors[0]
+
+
+def _decode_share(
+    decoder: Decoder,
+    memory: npt.NDArray[np.uint8],
+    keys: list[str],
+    stored: tuple[Int64, Int64],
+    out_offset: Int64,
+    which: Int64,
+) -> None:
+    starts, sizes = stored
+    for i in which.tolist():
+        at, to = int(starts[i]), int(out_offset[i])
+        decode_chunk(decoder, keys[i], memory[at : at + int(sizes[i])], memory[to : to + decoder.decoded_size])
+
+
+def decode_chunk(decoder: Decoder, key: str, stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+    """Decode one chunk; whatever its codecs raise becomes an error that names `key`."""
+    try:
+        decoder.decode(stored, out)
+    except ChunkSizeError as error:
+        raise ChunkSizeError(key, error.expected, error.actual, "after decoding") from error
+    except Exception as error:
+        what = str(error) if isinstance(error, ChunkError) else f"{type(error).__name__}: {error}"
+        raise ChunkDecodeError(key, f"its {len(stored)} stored bytes cannot be decoded: {what}") from error

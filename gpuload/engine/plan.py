@@ -1,0 +1,275 @@
+"""From a request to batches: which rows are read into which bytes of a block, and what of it goes where.
+
+All arrays of a plan are made at once; a batch is a slice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.backends.base import Batch
+from gpuload.files.handle import FileHandle
+from gpuload.files.root import Root
+from gpuload.memory.slabs import Block
+from gpuload.planning.batch import Batches, batch
+from gpuload.planning.grid import Pieces
+from gpuload.planning.placement import collapse
+from gpuload.request import Int64, Reason
+
+_ALIGN = 64
+
+
+class Decoder(Protocol):
+    """Turns the stored bytes of a chunk into its decoded bytes, on the host."""
+
+    decoded_size: int
+    capacity: int  # the most stored bytes to expect of a chunk; larger ones are read, but slower
+
+    def decode(self, encoded: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+        """Decode all of `encoded` into exactly all of `out`; called from several threads at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRequest:
+    """One selection of one array, planned: what to read from which files, and where it goes.
+
+    Parameters
+    ----------
+    root, keys
+        The files, by key below `root`.
+    file
+        int64 (m,): the entry of `keys` each touched chunk is in; -1 where it is known to be missing.
+    offset, size
+        int64 (m,): where the chunk's stored bytes start in that file, and how many they are; -1: the whole file.
+    whole
+        Each chunk is a file of its own, of just `size` bytes.
+    pieces
+        What `planning.cut` made of the selection.
+    itemsize
+        Bytes of an element.
+    swap
+        Width in bytes of the units to byte-swap on the way to a device; 0: none.
+    decoder
+        For encoded chunks; their pieces are whole chunks.
+    fill
+        One element, in the byte order of the stored data.
+    out
+        The destination box: a NumPy or CuPy array with one axis per array dimension, of any strides.
+    handles
+        Open handles of `keys`, leased by the caller, where it has them.
+    reason
+        Why the fastpath cannot serve this request whatever the machine: `host-codec`, `host-dtype`.
+    """
+
+    root: Root
+    keys: Sequence[str]
+    file: Int64
+    offset: Int64
+    size: Int64
+    whole: bool
+    pieces: Pieces
+    itemsize: int
+    swap: int
+    decoder: Decoder | None
+    fill: bytes
+    out: Any
+    handles: Sequence[FileHandle | None] | None = None
+    reason: Reason | None = None
+
+    def part(self, chunks: npt.NDArray[np.bool_]) -> ReadRequest:
+        """The same request for some of its chunks (bool (m,)) only."""
+        pieces = self.pieces
+        keep = chunks[pieces.chunk]
+        columns = ("chunk", "offset", "size", "source", "place", "count")
+        return replace(self, pieces=replace(pieces, **{name: getattr(pieces, name)[keep] for name in columns}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What of a plan one batch carries: pieces ``first:last``, and where their bytes are in its block."""
+
+    first: int
+    last: int
+    block_bytes: int
+    data: tuple[int, int]  # the bytes of the block that pieces lie in when it is read and decoded
+    open_ended: bool
+
+
+class Plan:
+    """Rows, batches and places of one request.
+
+    Pieces of chunks that are known to be missing come last, in no batch: ``live`` pieces are read.
+    """
+
+    def __init__(self, request: ReadRequest, *, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
+        self.request = request
+        pieces = request.pieces
+        file = request.file[pieces.chunk]
+        order = _order(file, request)
+        if order is not None:
+            columns = ("chunk", "offset", "size", "source", "place", "count")
+            pieces = replace(pieces, **{name: getattr(pieces, name)[order] for name in columns})
+            file = file[order]
+        self.live = int(np.count_nonzero(file >= 0))
+        self.file = file[: self.live]
+        self.unit = request.swap or request.itemsize
+        self.pieces = collapse(_with_swap_axis(pieces, request), self.unit)
+        self._stored(pieces)
+        self._pack(batch_bytes, piece_bytes, max_files)
+
+    def _stored(self, pieces: Pieces) -> None:
+        """Where the bytes to be read lie in the files."""
+        request, live = self.request, self.live
+        chunk = pieces.chunk[:live]
+        size = request.size[chunk]
+        if request.decoder is None:
+            self.file_offset = request.offset[chunk] + pieces.offset[:live]
+            self.want = pieces.size[:live]
+            self.open_ended = False
+        else:
+            self.file_offset = request.offset[chunk]
+            self.open_ended = bool(len(size)) and int(size[0]) < 0
+            self.want = np.full(live, request.decoder.capacity, np.int64) if self.open_ended else size
+        at_end = (self.file_offset + self.want == size) if request.whole and not self.open_ended else np.zeros(live, bool)
+        self.surplus = at_end.astype(np.int64)
+        self.sizes = size if request.whole and not self.open_ended else np.full(live, -1, np.int64)
+
+    def _pack(self, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
+        """Divide the live pieces into batches and lay each out in its block."""
+        request, live = self.request, self.live
+        self.piece_bytes = piece_bytes
+        stored = _round(self.want + 1)
+        decoded = 0 if request.decoder is None else _round(request.decoder.decoded_size)
+        self.batches: Batches = batch(
+            stored + decoded, self.file, batch_bytes=batch_bytes, max_groups=max_files, align=_ALIGN, slack=0
+        )
+        # In a block first come the stored bytes of all pieces, then the decoded ones: one copy moves them.
+        ends = np.cumsum(stored)
+        starts = ends - stored
+        first = np.repeat(self.batches.bounds[:-1], np.diff(self.batches.bounds))
+        self.stored_offset = starts - starts[first] if live else starts
+        self.stored_bytes = np.add.reduceat(stored, self.batches.bounds[:-1]) if live else starts
+        if request.decoder is None:
+            self.data_offset = self.stored_offset
+        else:
+            self.data_offset = (np.arange(live) - first) * decoded
+            if live:
+                self.data_offset = self.data_offset + np.repeat(self.stored_bytes, np.diff(self.batches.bounds))
+        self.source = self.data_offset + self.pieces.source[:live]
+        self.decoded_stride = decoded
+
+    @property
+    def needs_handles(self) -> bool:
+        """Some chunk is read in more than one batch: its file must stay open between them."""
+        return bool(self.batches.held.any())
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def part(self, index: int) -> Part:
+        first, last = int(self.batches.bounds[index]), int(self.batches.bounds[index + 1])
+        stored = int(self.stored_bytes[index])
+        data = (0, stored)
+        if self.request.decoder is not None:
+            data = (stored, stored + (last - first) * self.decoded_stride)
+        probes = _ALIGN * (last - first) if self.request.whole and not self.open_ended else 0
+        return Part(first, last, data[1] + probes, data, self.open_ended)
+
+    def batch(self, index: int, part: Part, block: Block) -> Batch:
+        """The batch `index`, to be read into `block`."""
+        request = self.request
+        a, b = part.first, part.last
+        files, file = _files(self.file[a:b])
+        keys = [request.keys[i] for i in files.tolist()]
+        handles = None
+        if request.handles is not None:
+            handles = [request.handles[i] for i in files.tolist()]
+        want, offset = self.want[a:b], self.file_offset[a:b]
+        address = block.address + self.stored_offset[a:b]
+        piece = np.arange(b - a, dtype=np.int64)
+        ask, sizes = want + self.surplus[a:b], self.sizes[a:b]
+        if request.decoder is not None and len(want) and int(want.max()) > self.piece_bytes:
+            count = np.maximum(1, -(-want // self.piece_bytes))
+            piece = np.repeat(piece, count)
+            step = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
+            skip = step * self.piece_bytes
+            last = step == count[piece] - 1
+            sizes = sizes[piece]
+            ask = np.minimum(want[piece] - skip, self.piece_bytes) + np.where(last, self.surplus[a:b][piece], 0)
+            want = np.minimum(want[piece] - skip, self.piece_bytes)
+            offset, address, file = offset[piece] + skip, address[piece] + skip, file[piece]
+        proofs_from = -1
+        if request.whole and not self.open_ended and handles is None:
+            # A file that is read in part: two bytes asked for at its last one must bring one.
+            proved = np.zeros(len(keys), bool)
+            proved[file[ask > want]] = True
+            probe = np.flatnonzero(~proved)
+            if len(probe):
+                proofs_from = len(want)
+                row = np.searchsorted(file, probe) if (np.diff(file) >= 0).all() else _first_rows(file, probe)
+                total = sizes[row]
+                one = np.ones(len(probe), np.int64)
+                scratch = block.address + part.data[1] + _ALIGN * np.arange(len(probe))
+                offset, want = np.concatenate((offset, total - 1)), np.concatenate((want, one))
+                ask, address = np.concatenate((ask, 2 * one)), np.concatenate((address, scratch))
+                piece, file = np.concatenate((piece, piece[row])), np.concatenate((file, probe))
+                sizes = np.concatenate((sizes, total))
+        return Batch(
+            root=request.root,
+            keys=keys,
+            handles=handles,  # type: ignore[arg-type]
+            block=block,
+            file=file,
+            file_offset=offset,
+            want=want,
+            ask=ask,
+            address=address,
+            piece=piece,
+            sizes=sizes,
+            open_ended=self.open_ended,
+            proofs_from=proofs_from,
+            index=index,
+        )
+
+
+def _order(file: Int64, request: ReadRequest) -> Int64 | None:
+    """Pieces by file and, in it, by offset, those without a file last; None: they are in that order already."""
+    if len(file) == 0 or (int(file[0]) >= 0 and (np.diff(file) >= 0).all()):
+        return None
+    start = request.offset[request.pieces.chunk] + request.pieces.offset
+    order = np.lexsort((start, np.where(file < 0, np.iinfo(np.int64).max, file)))
+    return order
+
+
+def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
+    """Elements of several swap units (complex numbers) get an axis for them."""
+    if not request.swap or request.swap == request.itemsize:
+        return pieces
+    n = request.itemsize // request.swap
+    return replace(
+        pieces,
+        count=np.concatenate((pieces.count, np.full((len(pieces), 1), n, np.int64)), axis=1),
+        source_strides=(*pieces.source_strides, request.swap),
+        place_strides=(*pieces.place_strides, request.swap),
+    )
+
+
+def _files(file: Int64) -> tuple[Int64, Int64]:
+    """The distinct entries of a non-decreasing column, and each row's number among them."""
+    new = np.concatenate(([True], file[1:] != file[:-1]))
+    return file[new], np.cumsum(new) - 1
+
+
+def _first_rows(file: Int64, wanted: Int64) -> Int64:
+    order = np.argsort(file, kind="stable")
+    return order[np.searchsorted(file[order], wanted)]
+
+
+def _round(size: Any) -> Any:
+    return -(-size // _ALIGN) * _ALIGN

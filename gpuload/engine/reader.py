@@ -1,0 +1,333 @@
+"""Reads: a planned selection into one array, whole files into bytes, and the handles both stand on.
+
+Threads: safe, each caller waits for its own job. Fork: a child's host reads start afresh, its device reads are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.backends import registry
+from gpuload.backends.base import Batch
+from gpuload.config import config
+from gpuload.engine.decode import decode, decode_chunk
+from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
+from gpuload.engine.scatter import DeviceSink, HostSink, Sink
+from gpuload.engine.transfer import IoThread, Job, io_thread, missing_pieces, place
+from gpuload.errors import ChunkSizeError, StrictError
+from gpuload.files.cache import HandleCache
+from gpuload.files.handle import FileHandle
+from gpuload.files.root import Root
+from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
+from gpuload.memory.slabs import Block
+from gpuload.planning.grid import Pieces
+from gpuload.request import Int64
+
+__all__ = ["Decoder", "ReadRequest", "fetch", "handle_cache", "lease", "read"]
+
+_APART = 64  # fetched ranges start at multiples of this in their common buffer
+
+
+@lru_cache(maxsize=1)
+def handle_cache() -> HandleCache:
+    """The process's cache of open handles."""
+    return HandleCache()
+
+
+os.register_at_fork(after_in_child=handle_cache.cache_clear)
+
+
+@contextmanager
+def lease(root: Root, keys: Sequence[str]) -> Iterator[list[FileHandle | None]]:
+    """Open handles of `keys` for the time of a block; None where there is no such file.
+
+    All are open at once, so `keys` may be at most ``handle_cache().wave_size`` many.
+    """
+    cache = handle_cache()
+    handles = cache.acquire(root, keys)
+    try:
+        yield handles
+    finally:
+        cache.release(handles)
+
+
+def read(request: ReadRequest) -> None:
+    """Read one planned selection into its destination.
+
+    When it returns, the result is ready for whatever the caller's current stream does next.
+
+    Raises
+    ------
+    ChunkError
+        A chunk could not be read or decoded; names it. The destination's content is undefined then.
+    StrictError
+        ``strict`` is on, and the fastpath does not serve this.
+    EscapesStoreError
+        A key leads out of the store.
+    """
+    if not len(request.pieces):
+        return
+    if isinstance(device := of(request.out), GpuDevice):
+        check_process(device.name)
+    if config.get("strict") and bool((request.file >= 0).any()):
+        reason = request.reason or registry.FASTPATH_REASON
+        raise StrictError(reason, "" if request.reason else registry.FASTPATH_DETAIL)
+    request.root.refresh()
+    request.root.check_keys(request.keys)
+    if request.handles is not None or request.whole:
+        _read_once(request, device)
+        return
+    _read_in_waves(request, device)
+
+
+def _read_in_waves(request: ReadRequest, device: Device) -> None:
+    """Lease as many handles at a time as the budget of descriptors allows, and read what is in those files."""
+    used = np.unique(request.file[request.pieces.chunk])
+    missing, used = used[used < 0], used[used >= 0]
+    wave = handle_cache().wave_size
+    if len(missing) or not len(used):
+        _read_once(request.part(request.file < 0), device)
+    for start in range(0, len(used), wave):
+        files = used[start : start + wave]
+        number = np.full(len(request.keys) + 1, -1, np.int64)  # the last entry serves the files of -1
+        number[files] = np.arange(len(files))
+        chosen = np.isin(request.file, files)
+        with lease(request.root, [request.keys[i] for i in files.tolist()]) as handles:
+            number[files] = [-1 if handle is None else i for i, handle in enumerate(handles)]
+            part = request.part(chosen)
+            _read_once(_with_handles(part, number[request.file], [request.keys[i] for i in files], handles), device)
+
+
+def _with_handles(
+    request: ReadRequest, file: Int64, keys: Sequence[str], handles: Sequence[FileHandle | None]
+) -> ReadRequest:
+    if request.whole:
+        for key, number, size in zip(keys, range(len(keys)), _expected(request, file, len(keys)), strict=True):
+            handle = handles[number]
+            if handle is not None and size >= 0 and handle.size != size:
+                raise ChunkSizeError(key, size, handle.size, "the chunk file was cut, overwritten or replaced")
+    return replace(request, keys=keys, file=file, handles=handles)
+
+
+def _expected(request: ReadRequest, file: Int64, n: int) -> list[int]:
+    """Bytes each file must have."""
+    size = np.full(n, -1, np.int64)
+    there = file >= 0
+    size[file[there]] = request.size[there]
+    return size.tolist()
+
+
+def _read_once(request: ReadRequest, device: Device) -> None:
+    choice = registry.choose(config.get("backend"))
+    io = io_thread()
+    batch_bytes, max_files = io.prepare(choice.name, device)
+    plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=config.get("piece_bytes"), max_files=max_files)
+    if request.handles is None and plan.needs_handles:
+        _read_in_waves(request, device)
+        return
+    sink: Sink = DeviceSink(plan, device) if isinstance(device, GpuDevice) else HostSink(plan)
+    job = Job(plan, choice, sink, inline=isinstance(device, GpuDevice) and request.decoder is None)
+    if plan.live < len(plan.pieces):
+        sink.fill(plan.live, len(plan.pieces))
+        job.ledger.fill(np.arange(plan.live, len(plan.pieces)))
+    _run(io, job)
+    if not job.inline:
+        sink.finish()
+    sink.ready()
+
+
+def _run(io: IoThread, job: Job) -> None:
+    """Hand a job over, decode and place its batches as they come, and leave only when the I/O thread is done with it."""
+    io.submit(job)
+    interrupted: BaseException | None = None
+    while True:
+        try:
+            batch = job.ready.get()
+            if batch is None:
+                break
+            event = None
+            try:
+                if interrupted is None and job.error is None:
+                    event = _consume(job, batch)
+            finally:
+                if job.block is None:
+                    io.give(job, batch.block, event)
+        except BaseException as error:  # Ctrl-C too: what the kernel still writes to must stay until it is done
+            job.cancelled = True
+            interrupted = interrupted or error
+    if interrupted is not None:
+        raise interrupted
+    if job.error is not None:
+        raise job.error
+
+
+def _consume(job: Job, batch: Batch) -> Any:
+    if job.plan.request.decoder is not None:
+        _decode(job.plan, batch, job.parts[batch.index])
+    if job.sink is None:
+        return None
+    return place(job, batch)
+
+
+def _decode(plan: Plan, batch: Batch, part: Part) -> None:
+    """Decode the chunks of a batch inside its block."""
+    decoder = plan.request.decoder
+    assert decoder is not None
+    first, last = part.first, part.last
+    n = last - first
+    size = np.bincount(batch.piece[: batch.proofs_from], batch.got[: batch.proofs_from], n).astype(np.int64)
+    key = np.zeros(n, np.int64)
+    key[batch.piece] = batch.file
+    keys = [batch.keys[i] for i in key.tolist()]
+    missing = missing_pieces(batch, part)
+    if missing is not None:
+        size[missing] = -1
+    start, out = plan.stored_offset[first:last], plan.data_offset[first:last]
+    if part.open_ended:
+        for i in np.flatnonzero(size >= plan.want[first:last]).tolist():  # it may go on beyond what was expected
+            _decode_large(plan, keys[i], batch.block.array[int(out[i]) : int(out[i]) + decoder.decoded_size])
+            size[i] = -1
+    decode(decoder, batch.block.array, keys, (start, size), out)
+
+
+def _decode_large(plan: Plan, key: str, out: npt.NDArray[np.uint8]) -> None:
+    """A chunk whose stored bytes are more than its decoder expects: read it again, whole."""
+    decoder = plan.request.decoder
+    assert decoder is not None
+    stored = fetch(plan.request.root, [key])[0]
+    if stored is None:
+        raise ChunkSizeError(key, decoder.capacity, 0, "the file vanished while it was read")
+    decode_chunk(decoder, key, stored, out)
+
+
+def fetch(
+    root: Root,
+    keys: Sequence[str],
+    offsets: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+    *,
+    device: Device = HOST,
+    handles: Sequence[FileHandle | None] | None = None,
+) -> list[Any]:
+    """Whole files or byte ranges of files.
+
+    Parameters
+    ----------
+    root, keys
+        One file an entry; a key may occur several times.
+    offsets
+        Where each range starts; a negative one counts from the end of the file. None: at 0.
+    sizes
+        Bytes of each range; -1: to the end. None: all to the end. Ranges are cut at the end of the file.
+    device
+        Where the bytes go.
+    handles
+        Open handles of `keys`, leased by the caller.
+
+    Returns
+    -------
+    arrays
+        uint8 (bytes,) arrays on `device`; None where there is no such file.
+    """
+    root.refresh()
+    root.check_keys(keys)
+    starts = list(offsets) if offsets is not None else [0] * len(keys)
+    lengths = list(sizes) if sizes is not None else [-1] * len(keys)
+    if handles is not None:
+        return _fetch(root, keys, starts, lengths, device, handles)
+    result: list[Any] = []
+    wave = handle_cache().wave_size
+    for at in range(0, len(keys), wave):
+        part = slice(at, at + wave)
+        distinct = list(dict.fromkeys(keys[part]))
+        with lease(root, distinct) as leased:
+            by_key = dict(zip(distinct, leased, strict=True))
+            held = [by_key[key] for key in keys[part]]
+            result += _fetch(root, keys[part], starts[part], lengths[part], device, held)
+    return result
+
+
+def _fetch(
+    root: Root,
+    keys: Sequence[str],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: Device,
+    handles: Sequence[FileHandle | None],
+) -> list[Any]:
+    ranges = [None if h is None else _clip(h.size, a, n) for h, a, n in zip(handles, starts, lengths, strict=True)]
+    offset = np.array([0 if r is None else r[0] for r in ranges], np.int64)
+    size = np.array([0 if r is None else r[1] for r in ranges], np.int64)
+    room = -(-size // _APART) * _APART
+    place = np.cumsum(room) - room
+    out = device.empty((int(room.sum()),), np.uint8)
+    read_ranges(root, keys, handles, offset, size, place, out)
+    return [
+        None if r is None else out[at : at + n] for r, at, n in zip(ranges, place.tolist(), size.tolist(), strict=True)
+    ]
+
+
+def read_ranges(
+    root: Root,
+    keys: Sequence[str],
+    handles: Sequence[FileHandle | None],
+    offset: Int64,
+    size: Int64,
+    place: Int64,
+    out: Any,
+) -> None:
+    """Read byte ranges of open files into one uint8 array of one dimension.
+
+    Parameters
+    ----------
+    keys, handles
+        One file a range.
+    offset, size
+        int64 (n,): the ranges; empty ones are left out.
+    place
+        int64 (n,): the element of `out` where each goes.
+
+    Raises
+    ------
+    ChunkSizeError
+        A file ends before its range does.
+    """
+    limit = int(config.get("piece_bytes"))
+    parts = -(-size // limit)
+    which = np.repeat(np.arange(len(size)), parts)
+    skip = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * limit
+    length = np.minimum(size[which] - skip, limit)
+    step = int(out.strides[0])
+    pieces = Pieces(
+        chunks=np.arange(len(size), dtype=np.int64)[:, None],
+        chunk=which,
+        offset=skip,
+        size=length,
+        source=np.zeros(len(which), np.int64),
+        place=(place[which] + skip) * step,
+        count=length[:, None],
+        source_strides=(1,),
+        place_strides=(step,),
+    )
+    if not len(pieces):
+        return
+    file = np.arange(len(size), dtype=np.int64)
+    request = ReadRequest(
+        root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles=handles
+    )
+    _read_once(request, of(out))
+
+
+def _clip(size: int, start: int, length: int) -> tuple[int, int]:
+    """A range inside a file of `size` bytes: offset and bytes."""
+    start = max(0, size + start) if start < 0 else min(start, size)
+    room = size - start
+    return start, room if length < 0 else min(length, room)

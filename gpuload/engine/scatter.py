@@ -1,0 +1,261 @@
+"""Puts the pieces of a block at their final strides: with NumPy on the host, with one copy and one kernel on a GPU.
+
+A sink belongs to one read. Its `place` is called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.engine.plan import Part, Plan
+from gpuload.errors import DeviceError
+from gpuload.memory.device import GpuDevice
+from gpuload.memory.slabs import Block
+
+
+class Sink(Protocol):
+    """Where a read's pieces go."""
+
+    def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> Any:
+        """Place the pieces of `part`; those marked missing get the fill value.
+
+        Returns None when the block is free again, or the GPU's event that frees it.
+        """
+        ...
+
+    def fill(self, first: int, last: int) -> None:
+        """Give the pieces ``first:last`` the fill value."""
+        ...
+
+    def finish(self) -> None:
+        """After the last `place`, on its thread."""
+        ...
+
+    def ready(self) -> None:
+        """On the caller's thread: from now on its current stream sees the result."""
+        ...
+
+
+class HostSink:
+    """Into a NumPy array of any strides."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        out = plan.request.out
+        self._type = _copy_type(plan.unit, bool(plan.request.swap))
+        low, high = np.lib.array_utils.byte_bounds(out) if out.size else (0, 0)
+        self._base = out.__array_interface__["data"][0] - low
+        self._out = _raw_bytes(out, low, high - low)
+        self._keep = out
+        self._fill = np.frombuffer(plan.request.fill, self._type)[0] if plan.request.fill else None
+
+    def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> None:
+        plan = self.plan
+        first, last = part.first, part.last
+        if missing is not None:
+            for piece in np.flatnonzero(missing).tolist():
+                self.fill(first + piece, first + piece + 1)
+        source = (plan.source[first:last]).tolist()
+        place = (plan.pieces.place[first:last] + self._base).tolist()
+        counts = plan.pieces.count[first:last]
+        from_strides, to_strides = plan.pieces.source_strides, plan.pieces.place_strides
+        kind, memory, out = self._type, block.array, self._out
+        ndarray = np.ndarray
+        if missing is None and bool((counts == counts[0]).all()):
+            shape = tuple(counts[0].tolist())
+            for at, to in zip(source, place, strict=True):
+                ndarray(shape, kind, out, to, to_strides)[...] = ndarray(shape, kind, memory, at, from_strides)
+            return
+        skip = [False] * len(source) if missing is None else missing.tolist()
+        for at, to, shape, absent in zip(source, place, counts.tolist(), skip, strict=True):
+            if not absent:
+                ndarray(shape, kind, out, to, to_strides)[...] = ndarray(shape, kind, memory, at, from_strides)
+
+    def fill(self, first: int, last: int) -> None:
+        plan = self.plan
+        place = (plan.pieces.place[first:last] + self._base).tolist()
+        for to, shape in zip(place, plan.pieces.count[first:last].tolist(), strict=True):
+            np.ndarray(shape, self._type, self._out, to, plan.pieces.place_strides)[...] = self._fill
+
+    def finish(self) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
+
+
+def _raw_bytes(out: npt.NDArray[Any], low: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The memory `out` spans, as bytes; for a base to make strided views of."""
+    interface = {"data": (low, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+    holder = type("_Memory", (), {"__array_interface__": interface, "owner": out})()
+    return np.asarray(holder) if nbytes else np.empty(0, np.uint8)
+
+
+def _copy_type(itemsize: int, swap: bool) -> np.dtype[Any]:
+    """A type of `itemsize` that NumPy copies bit for bit, and fast."""
+    if swap:
+        raise DeviceError("bytes are swapped on devices only")
+    return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(itemsize, f"V{itemsize}"))
+
+
+_SOURCE = r"""
+struct __align__(16) u16 { unsigned long long a, b; };
+typedef unsigned char u1;
+typedef unsigned short u2;
+typedef unsigned int u4;
+typedef unsigned long long u8;
+__device__ inline u1 swapped(u1 v) { return v; }
+__device__ inline u2 swapped(u2 v) { return (u2)((v >> 8) | (v << 8)); }
+__device__ inline u4 swapped(u4 v) { return (v >> 24) | ((v >> 8) & 0xff00u) | ((v << 8) & 0xff0000u) | (v << 24); }
+__device__ inline u8 swapped(u8 v) {
+  return ((u8)swapped((u4)v) << 32) | (u8)swapped((u4)(v >> 32));
+}
+__device__ inline u16 swapped(u16 v) { return v; }
+
+// Units of one width from `from` to `to`. A row of `table` is a piece: source, place, count along each of k axes.
+extern "C" __global__ void place(const u1* from, u1* to, const long long* strides, const long long* table, int k,
+                                 int pieces, int swap) {
+  for (int piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
+    const long long* row = table + (long long)piece * (2 + k);
+    long long total = 1;
+    for (int a = 0; a < k; a++) total *= row[2 + a];
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total;
+         i += (long long)gridDim.x * blockDim.x) {
+      long long rest = i, at = row[0], there = row[1];
+      for (int a = k - 1; a >= 0; a--) {
+        long long n = row[2 + a], j = rest % n;
+        rest /= n;
+        at += j * strides[a];
+        there += j * strides[k + a];
+      }
+      UNIT v = *(const UNIT*)(from + at);
+      *(UNIT*)(to + there) = swap ? swapped(v) : v;
+    }
+  }
+}
+"""
+_THREADS = 256
+
+
+@lru_cache(maxsize=None)
+def _kernel(index: int, width: int) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(index):
+        return cupy.RawKernel(_SOURCE.replace("UNIT", f"u{width}"), "place")
+
+
+class DeviceSink:
+    """Into a CuPy array of any strides: a block is copied to scratch in one go, and one kernel places its pieces.
+
+    Everything runs on the device's own transfer stream, which first waits for the caller's stream (the destination's
+    memory may still be in use there); at the end the caller's stream waits for it. Nothing waits on the host.
+    """
+
+    def __init__(self, plan: Plan, device: GpuDevice) -> None:
+        self.plan, self.device = plan, device
+        self.xp = device.xp
+        self.stream = device.stream
+        pieces, request = plan.pieces, plan.request
+        self._to = request.out.data.ptr
+        width, count, from_strides, to_strides = _widen(plan, self._to)
+        self._k = count.shape[1]
+        self._width = width
+        self._swap = int(bool(request.swap))
+        source = np.concatenate((plan.source, np.zeros(len(pieces) - plan.live, np.int64)))
+        table = np.concatenate((source[:, None], pieces.place[:, None], count), axis=1)
+        # The fill value is read again and again: its strides are 0, but for the units of one element.
+        fill_strides = [0] * self._k
+        if request.swap and request.swap != request.itemsize and self._k:
+            fill_strides[-1] = request.swap
+        self._total = count.prod(axis=1)
+        strides = np.array([*from_strides, *to_strides, *fill_strides, *to_strides], np.int64)
+        largest = max((plan.part(i).data[1] - plan.part(i).data[0] for i in range(len(plan))), default=0)
+        cuda = self.xp.cuda
+        with device.handle:
+            before = cuda.Event(disable_timing=True)
+            before.record(cuda.get_current_stream())
+            self.stream.wait_event(before)
+            with self.stream:
+                self._table = self.xp.asarray(table)
+                self._strides = self.xp.asarray(strides)
+                self._fill = self.xp.asarray(np.frombuffer(request.fill * max(1, 16 // len(request.fill)), np.uint8))
+                self._stage = self.xp.empty(max(largest, 1), self.xp.uint8)
+            self._done = cuda.Event(disable_timing=True)
+
+    def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> Any:
+        start, stop = part.data
+        with self.device.handle, self.stream:
+            self.xp.cuda.runtime.memcpyAsync(
+                self._stage.data.ptr, block.address + start, stop - start, 1, self.stream.ptr
+            )  # 1: host to device
+            # Offsets in the plan count from the start of the block, the scratch holds it from `start`.
+            self._launch(self._stage.data.ptr - start, slice(part.first, part.last), missing)
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+        return event
+
+    def _launch(self, source: int, rows: slice, missing: npt.NDArray[np.bool_] | None) -> None:
+        if missing is not None and missing.any():
+            which = np.arange(rows.start, rows.stop)
+            self._run(source, self._strides[: 2 * self._k], self._rows(which[~missing]), self._total[rows][~missing])
+            self._run_fill(which[missing])
+            return
+        self._run(source, self._strides[: 2 * self._k], self._table[rows], self._total[rows])
+
+    def _rows(self, which: npt.NDArray[np.int64]) -> Any:
+        return self._table[self.xp.asarray(which)]
+
+    def _run(self, source: int, strides: Any, table: Any, total: npt.NDArray[np.int64]) -> None:
+        n = len(total)
+        if not n:
+            return
+        wide = max(1, min(1024, -(-int(total.max()) // _THREADS)))
+        high = max(1, min(n, 65535))
+        kernel = _kernel(self.device.index, self._width)
+        arguments = (np.uint64(source), np.uint64(self._to), strides, table, np.int32(self._k), np.int32(n))
+        kernel((wide, high), (_THREADS,), (*arguments, np.int32(self._swap)))
+
+    def _run_fill(self, which: npt.NDArray[np.int64]) -> None:
+        rows = self._rows(which)
+        rows[:, 0] = 0
+        self._run(self._fill.data.ptr, self._strides[2 * self._k :], rows, self._total[which])
+
+    def fill(self, first: int, last: int) -> None:
+        with self.device.handle, self.stream:
+            self._run_fill(np.arange(first, last))
+
+    def finish(self) -> None:
+        with self.device.handle:
+            self._done.record(self.stream)
+
+    def ready(self) -> None:
+        for stream in self.device.caller_streams():
+            stream.wait_event(self._done)
+
+
+def _widen(plan: Plan, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], list[int]]:
+    """The widest unit, up to 16 bytes, that every row of the plan can be copied in, and counts and strides in it."""
+    pieces, unit = plan.pieces, plan.unit
+    count = pieces.count
+    from_strides, to_strides = list(pieces.source_strides), list(pieces.place_strides)
+    if not (len(count) and from_strides and from_strides[-1] == to_strides[-1] == unit) or plan.request.swap:
+        return unit, count, from_strides, to_strides
+    row = count[:, -1] * unit
+    bits = to | int(np.bitwise_or.reduce(row)) | int(np.bitwise_or.reduce(pieces.place))
+    bits |= int(np.bitwise_or.reduce(plan.source)) if plan.live else 0
+    for stride in (*from_strides[:-1], *to_strides[:-1]):
+        bits |= abs(stride)
+    start = 16
+    while start > unit and bits % start:
+        start //= 2
+    if start <= unit:
+        return unit, count, from_strides, to_strides
+    count = count.copy()
+    count[:, -1] = row // start
+    from_strides[-1] = to_strides[-1] = start
+    return start, count, from_strides, to_strides

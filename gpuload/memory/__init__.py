@@ -1,0 +1,1 @@
+"""Memory a read uses: device arrays and pinned, registered host slabs."""

@@ -1,0 +1,236 @@
+"""The device a result lives on: NumPy on the host, CuPy on a GPU, through one small interface.
+
+Threads: safe. Fork: a GPU runtime does not survive fork(), so a device used in a forked child raises `AfterForkError`;
+the host device works. Pickle: by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.errors import AfterForkError, DeviceError
+
+_gpus_seen: int | None = None  # what CuPy last said; None: nobody asked
+_forked_with_gpu = False
+
+
+def _after_fork_in_child() -> None:
+    global _forked_with_gpu
+    # Whether CuPy has touched its runtime cannot be asked without touching it, so imported counts as used.
+    _forked_with_gpu = _forked_with_gpu or ("cupy" in sys.modules and _gpus_seen != 0)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def check_process(name: str) -> None:
+    """Raise `AfterForkError` in a child that was forked from a process with a GPU runtime."""
+    if _forked_with_gpu:
+        raise AfterForkError(
+            f"device {name!r} in a forked process: no GPU runtime works after fork(). Start the workers with "
+            "multiprocessing's 'spawn' method, or read with device='cpu' here"
+        )
+
+
+class Device:
+    """Where a result is made.
+
+    Attributes
+    ----------
+    name
+        ``"cpu"`` or ``"cuda:N"``; CuPy calls AMD's devices cuda too.
+    is_host
+        True for ``"cpu"``.
+    xp
+        The array module: NumPy or CuPy.
+    """
+
+    name: str
+    is_host: bool
+    xp: ModuleType
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
+        """An uninitialised array of `shape` and `dtype` on this device, from the current allocator and stream."""
+        raise NotImplementedError
+
+    def holds(self, dtype: np.dtype[Any]) -> bool:
+        """Whether an array on this device can have `dtype` (a device holds native bool, integer, float, complex)."""
+        raise NotImplementedError
+
+    def owns(self, array: Any) -> bool:
+        """Whether `array` lives on this device."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<gpuload device {self.name!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return resolve, (self.name,)
+
+
+class HostDevice(Device):
+    """Host memory, as NumPy arrays."""
+
+    name = "cpu"
+    is_host = True
+    xp = np
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
+        return np.empty(tuple(shape), dtype, order)  # type: ignore[call-overload]
+
+    def holds(self, dtype: np.dtype[Any]) -> bool:
+        return True
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+
+class GpuDevice(Device):
+    """One GPU, as CuPy arrays: CUDA's, or ROCm's where CuPy was built for it."""
+
+    is_host = False
+
+    def __init__(self, index: int) -> None:
+        import cupy
+
+        self.index = index
+        self.name = f"cuda:{index}"
+        self.xp = cupy
+        self.handle = cupy.cuda.Device(index)
+
+    @cached_property
+    def stream(self) -> Any:
+        """The stream all transfers to this device run on; it never blocks, nor waits for, the default stream."""
+        with self.handle:
+            return self.xp.cuda.Stream(non_blocking=True)
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
+        check_process(self.name)
+        try:
+            with self.handle:
+                return self.xp.empty(tuple(shape), dtype, order)
+        except self.xp.cuda.memory.OutOfMemoryError as error:
+            raise DeviceError(f"{self.name} is out of memory for a result of shape {tuple(shape)}: {error}") from error
+
+    def holds(self, dtype: np.dtype[Any]) -> bool:
+        return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, self.xp.ndarray) and array.device.id == self.index
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Page-lock host memory for copies to every device."""
+        with self.handle:
+            self.xp.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: portable, every context sees it as pinned
+
+    def unpin(self, address: int) -> None:
+        with self.handle:
+            self.xp.cuda.runtime.hostUnregister(address)
+
+    def caller_streams(self) -> list[Any]:
+        """The streams whose next work must see the result: the current one of this device and of the current device."""
+        here = self.xp.cuda.get_current_stream()
+        if self.xp.cuda.runtime.getDevice() == self.index:
+            return [here]
+        with self.handle:
+            return [here, self.xp.cuda.get_current_stream()]
+
+
+HOST = HostDevice()
+
+
+@lru_cache(maxsize=None)
+def _gpu(index: int) -> GpuDevice:
+    return GpuDevice(index)
+
+
+@lru_cache(maxsize=1)
+def _cupy_missing() -> str | None:
+    """Why CuPy cannot be imported here, or None."""
+    try:
+        import cupy  # noqa: F401
+    except Exception as error:  # CuPy without its runtime libraries raises whatever its loader meets
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    return None
+
+
+def gpu_count() -> int:
+    """GPUs that CuPy sees; 0 without CuPy, driver or GPU. In a forked child the parent's runtime is not touched."""
+    global _gpus_seen
+    if _forked_with_gpu or _cupy_missing() is not None:
+        return 0
+    import cupy
+
+    try:
+        _gpus_seen = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        _gpus_seen = 0
+    return _gpus_seen
+
+
+def resolve(spec: str | Device = "auto") -> Device:
+    """The device that `spec` names.
+
+    Parameters
+    ----------
+    spec
+        ``"cpu"``; ``"cuda"`` (the current GPU) or ``"cuda:N"``; ``"auto"``: the current GPU where there is one, else
+        the host.
+
+    Raises
+    ------
+    DeviceError
+        `spec` is no such name, or that GPU is not there; says what is.
+    AfterForkError
+        A GPU in a forked child.
+    """
+    if isinstance(spec, Device):
+        return spec
+    text = str(spec)
+    if text == "cpu":
+        return HOST
+    if text == "auto" and not _forked_with_gpu and gpu_count() == 0:
+        return HOST
+    name, _, number = text.partition(":")
+    if name not in ("auto", "cuda") or (number and not number.isdecimal()) or (name == "auto" and number):
+        raise DeviceError(f"no device named {text!r}: give 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    check_process(text)
+    count = gpu_count()
+    if count == 0:
+        missing = _cupy_missing()
+        why = f"CuPy cannot be imported ({missing})" if missing else "CuPy sees no GPU"
+        raise DeviceError(f"device {text!r}: {why}; install gpuload[cuda13] or gpuload[rocm], or use device='cpu'")
+    index = int(number) if number else _current_index()
+    if index >= count:
+        raise DeviceError(f"device {text!r}: this process sees {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return _gpu(index)
+
+
+def of(array: Any) -> Device:
+    """The device `array` lives on.
+
+    Raises
+    ------
+    DeviceError
+        It is neither a NumPy nor a CuPy array.
+    """
+    if isinstance(array, np.ndarray):
+        return HOST
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return _gpu(array.device.id)
+    raise DeviceError(f"{type(array).__module__}.{type(array).__qualname__} is neither a NumPy nor a CuPy array")
+
+
+def _current_index() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
