@@ -1,0 +1,99 @@
+"""What the tests of the bindings share: files of awkward sizes, and the loop that every user of a ring has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.bindings.syscalls import Mapping, map_anonymous
+from gpuload.bindings.uring import Ring
+from gpuload.bindings.uring_abi import Rows
+
+SIZES = (0, 1, 511, 4096, 4097, 100_003, 1 << 20, (5 << 20) + 77)
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Files:
+    paths: tuple[str, ...]
+    data: tuple[bytes, ...]
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("files")
+    random = np.random.default_rng(7)
+    data = tuple(random.bytes(size) for size in SIZES)
+    paths = tuple(str(folder / f"{size}.bin") for size in SIZES)
+    for path, content in zip(paths, data, strict=True):
+        Path(path).write_bytes(content)
+    return Files(paths, data)
+
+
+@pytest.fixture
+def fds(files: Files) -> Iterator[list[int]]:
+    opened = [os.open(path, os.O_RDONLY) for path in files.paths]
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+@pytest.fixture
+def memory() -> Iterator[Mapping]:
+    mapping = map_anonymous(4 << 20)
+    mapping.array[:] = 0xA5
+    yield mapping
+    mapping.close()
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    with Ring(64) as made:
+        yield made
+
+
+def run_rows(ring: Ring, rows: Rows, depth: int | None = None) -> list[int]:
+    """`res` of each row (their user_data must be 0, 1, ...), with at most `depth` of them in flight."""
+    result: list[int | None] = [None] * len(rows)
+    pushed = done = 0
+    while done < len(rows):
+        room = (depth or len(rows)) - (pushed - done)
+        pushed += ring.push(rows[pushed : pushed + room])
+        ring.enter(1)
+        for completion in ring.reap():
+            assert result[completion["user_data"]] is None, "completed twice"
+            result[completion["user_data"]] = int(completion["res"])
+            done += 1
+    assert ring.inflight == ring.unsubmitted == 0
+    return [r for r in result if r is not None]
+
+
+@pytest.fixture
+def run() -> Callable[..., list[int]]:
+    return run_rows
+
+
+@pytest.fixture
+def python() -> Callable[..., str]:
+    """Runs a script in a process of its own, which must succeed; returns what it printed."""
+
+    def call(script: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return call
