@@ -1,6 +1,7 @@
 """Reads zarr chunks and plain files into GPU arrays, and says who served each request and why.
 
-Every name below is loaded when it is first used: ``import gpuload`` loads neither cupy, zarr nor a display library.
+What needs another package is loaded when it is first used: ``import gpuload`` loads neither cupy, zarr nor a display
+library.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 # module can put the module in its place.
 from gpuload.config import config
 
+# The record listens from the start, or `report()` would miss what was read before somebody asked for it.
+from gpuload.record import report, trace
+
 if TYPE_CHECKING:
     from gpuload import errors, zarr
     from gpuload.engine.plain import RegisteredFile
-    from gpuload.record import report, trace
     from gpuload.zarr import Array, Dataset, open  # noqa: A004 - zarr and h5py call it so
 
 __version__ = "0.1.0"
@@ -40,8 +43,6 @@ _LAZY = {
     "RegisteredFile": "gpuload.engine.plain",
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",
-    "report": "gpuload.record",
-    "trace": "gpuload.record",
     "zarr": "gpuload.zarr",
 }
 
