@@ -29,7 +29,7 @@ STATX_DIOALIGN = 0x2000
 _SYS_OPENAT2 = 437
 _EAGAIN_RETRIES = 64
 
-_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 10, 14, 23
+_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_POPULATE_WRITE = 10, 14, 15, 23
 _MAP_POPULATE = 0x8000
 _CAP_IPC_LOCK = 14
 
@@ -311,7 +311,8 @@ def map_anonymous(nbytes: int, *, align: int = 2 << 20, huge: bool = True, dontf
     align
         A power of two, at least the page size; the mapping starts on a multiple of it.
     huge
-        Ask for transparent huge pages.
+        Ask for transparent huge pages, or for none: of a huge page, pinning any part charges the whole to the memlock
+        limit.
     dontfork
         Leave the memory out of a forked child, which then must not touch it. Otherwise fork() copies every pinned
         page at once (0.5 s for 1 GiB).
@@ -330,8 +331,8 @@ def map_anonymous(nbytes: int, *, align: int = 2 << 20, huge: bool = True, dontf
         _munmap(start, head)
     _munmap(start + head + length, align - head)
     mapping = Mapping(start + head, nbytes, inherited=not dontfork)
-    if huge:
-        _madvise(mapping.address, length, _MADV_HUGEPAGE)  # EINVAL without huge pages: then small ones do
+    # EINVAL from a kernel without huge pages: then small ones do.
+    _madvise(mapping.address, length, _MADV_HUGEPAGE if huge else _MADV_NOHUGEPAGE)
     if dontfork and _madvise(mapping.address, length, _MADV_DONTFORK) < 0:
         raise _failure()
     _populate(mapping, length)

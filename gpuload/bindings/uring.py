@@ -72,6 +72,8 @@ class Ring(Queues):
     def register_buffers(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Pin memory for READ_FIXED; it must not be freed, remapped or given back to the system while registered.
 
+        The memlock limit is charged by whole pages, of 2 MiB where they are huge, and once more for each ring.
+
         Parameters
         ----------
         buffers

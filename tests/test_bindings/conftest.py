@@ -97,3 +97,32 @@ def python() -> Callable[..., str]:
         return done.stdout.strip()
 
     return call
+
+
+# Installs a seccomp filter that answers the calls in argv with an errno: "425=1,437=38".
+FILTERED = """
+import ctypes, errno, os, struct, sys
+import numpy as np
+from gpuload.bindings import syscalls
+from gpuload.bindings.uring import Ring, UringUnavailable
+
+LOAD, EQUAL, RETURN, ALLOW, ERRNO = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000
+program = [(LOAD, 0, 0, 0)]
+for rule in sys.argv[1].split(","):
+    number, code = map(int, rule.split("="))
+    program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | code)]
+program.append((RETURN, 0, 0, ALLOW))
+code = b"".join(struct.pack("=HBBI", *step) for step in program)
+buffer = ctypes.create_string_buffer(code, len(code))
+header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(buffer)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+assert prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
+assert prctl(22, 2, ctypes.addressof(header), 0, 0) == 0, "PR_SET_SECCOMP"
+"""
+
+
+@pytest.fixture
+def filtered(python: Callable[..., str]) -> Callable[..., str]:
+    """Runs a script behind a seccomp filter, its rules the first argument."""
+    return lambda script, rules, *arguments: python(FILTERED + script, rules, *arguments)

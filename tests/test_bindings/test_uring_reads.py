@@ -86,7 +86,9 @@ def test_everything_staged_is_read_fixed_from_a_fixed_file(ring, memory, files, 
     ring.register_buffers([(memory.address, memory.nbytes)])
     ring.register_files(4)
     ring.update_files(0, fds[-1:])
-    rows = ring.read_rows(0, np.arange(500) * 100, memory.address + np.arange(500) * 100, 100, np.arange(500), buf_index=0)
+    rows = ring.read_rows(
+        0, np.arange(500) * 100, memory.address + np.arange(500) * 100, 100, np.arange(500), buf_index=0
+    )
     assert run(ring, rows, 50) == [100] * 500
     assert memory.array[:50_000].tobytes() == files.data[-1][:50_000]
     assert ring.counts == {(abi.OP_READ_FIXED, abi.IOSQE_FIXED_FILE): 500}

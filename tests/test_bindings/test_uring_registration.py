@@ -113,7 +113,9 @@ def test_ranges_inside_their_buffer_only(ring, memory, files, fds, run):
         (2**63 - 1, 1, 1),
         (middle, 2**40, 1),
     ]:
-        with pytest.raises(RegistrationError, match=rf"{size} bytes at {address:#x} are outside registered buffer {buffer}"):
+        with pytest.raises(
+            RegistrationError, match=rf"{size} bytes at {address:#x} are outside registered buffer {buffer}"
+        ):
             ring.read_rows(0, [0, 0], [middle, address], [1, size], [0, 1], buf_index=[1, buffer])
     for buffer in (2, -1, 70_000):
         with pytest.raises(RegistrationError, match=f"no registered buffer {buffer}"):
@@ -152,7 +154,8 @@ def test_check_ranges_equals_unbounded_integers(table, cases):
     address = [max(0, min(2**63 - 1, edge + shift)) for _, edge, shift, _ in cases]
     size = [length for *_, length in cases]
     right = all(
-        BUFFERS[i][0] <= a and a + n <= BUFFERS[i][0] + BUFFERS[i][1] for i, a, n in zip(index, address, size, strict=True)
+        BUFFERS[i][0] <= a and a + n <= BUFFERS[i][0] + BUFFERS[i][1]
+        for i, a, n in zip(index, address, size, strict=True)
     )
     if right:
         table.check_ranges(index, address, size)
@@ -177,7 +180,12 @@ def test_resizing_between_reads(ring, files, fds, run):
         assert pinned_kib() - before == sum(shape) >> 10
         n = len(slabs)
         rows = ring.read_rows(
-            3, np.arange(n) * 1000, [s.address + s.nbytes - 4096 for s in slabs], 4096, np.arange(n), buf_index=np.arange(n)
+            3,
+            np.arange(n) * 1000,
+            [s.address + s.nbytes - 4096 for s in slabs],
+            4096,
+            np.arange(n),
+            buf_index=np.arange(n),
         )
         assert run(ring, rows) == [4096] * n
         for i, slab in enumerate(slabs):
