@@ -1,0 +1,283 @@
+"""Every name of zarr-python that is private, or differs between its generations, ends here.
+
+Two generations are supported: 3.1.6, the last for Python 3.11, and the newest 3.x. Above this module an array of
+zarr-python is what `describe` says of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numcodecs
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
+from zarr.core.buffer import gpu as _gpu
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+__all__ = [
+    "Buffer",
+    "BufferPrototype",
+    "ByteRequest",
+    "Description",
+    "LocalStore",
+    "Store",
+    "buffer_of",
+    "byte_range",
+    "child_names",
+    "crc32c",
+    "decode_chunks",
+    "default_buffer_prototype",
+    "describe",
+    "open_node",
+    "wants_device",
+]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Description:
+    """An array as zarr-python understands its metadata.
+
+    Parameters
+    ----------
+    zarr_format
+        2 or 3.
+    shape
+        Elements along each dimension.
+    dtype
+        What NumPy results have: zarr's dtype, in zarr's byte order.
+    endianness
+        ``"little"``, ``"big"`` or None: the order the elements have in a v2 array; in v3 the codecs say it.
+    fill
+        Scalar for what was never written; zarr's own default where the metadata has null.
+    chunk_edges
+        Per dimension, the extent of every chunk as one number, or that of each chunk (rectilinear grids).
+    order
+        ``"C"`` or ``"F"``: of the elements in a v2 chunk.
+    codecs
+        v3: each codec as the metadata has it, ``{"name", "configuration"}``. v2: the numcodecs configuration of the
+        compressor, if any.
+    filters
+        v2 arrays only: whether there are any.
+    separator
+        Between the coordinates in a chunk key; None: only `encode_key` knows.
+    key_prefix
+        What default-encoded keys start with: ``"c"`` or nothing.
+    encode_key
+        The key of the chunk at the given coordinates.
+    dims
+        Names of the dimensions; None where there is none.
+    attrs
+        User attributes.
+    """
+
+    zarr_format: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Any
+    chunk_edges: tuple[int | tuple[int, ...], ...]
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    order: str
+    codecs: tuple[Mapping[str, Any], ...]
+    filters: bool
+    separator: str | None
+    key_prefix: str
+    encode_key: Callable[[tuple[int, ...]], str]
+    dims: tuple[str | None, ...]
+    attrs: Mapping[str, Any]
+
+
+def describe(array: zarr.Array[Any]) -> Description:
+    """What zarr-python says of `array`."""
+    metadata: Any = array.metadata
+    v3 = metadata.zarr_format == 3
+    edges = _chunk_edges(metadata)
+    regular = all(isinstance(edge, int) for edge in edges)
+    separator, prefix = _key_encoding(metadata)
+    attrs = dict(metadata.attributes)
+    if v3:
+        codecs = tuple(_as_dict(codec.to_dict()) for codec in metadata.codecs)
+    else:
+        codecs = () if metadata.compressor is None else (dict(metadata.compressor.get_config()),)
+    fill = metadata.fill_value
+    return Description(
+        zarr_format=metadata.zarr_format,
+        shape=tuple(int(n) for n in metadata.shape),
+        dtype=metadata.dtype.to_native_dtype(),
+        fill=metadata.dtype.default_scalar() if fill is None else fill,
+        chunk_edges=edges,
+        chunks=tuple(int(n) for n in array.chunks) if regular else None,
+        shards=tuple(int(n) for n in metadata.shards) if regular and metadata.shards is not None else None,
+        order="C" if v3 else metadata.order,
+        codecs=codecs,
+        filters=not v3 and bool(metadata.filters),
+        separator=separator,
+        key_prefix=prefix,
+        encode_key=metadata.encode_chunk_key,
+        dims=_dims(metadata, attrs),
+        attrs=attrs,
+    )
+
+
+def _as_dict(codec: Any) -> Mapping[str, Any]:
+    return codec if isinstance(codec, Mapping) else {"name": str(codec)}
+
+
+def _chunk_edges(metadata: Any) -> tuple[int | tuple[int, ...], ...]:
+    if metadata.zarr_format == 2:
+        return tuple(int(n) for n in metadata.chunks)
+    grid = metadata.chunk_grid
+    edges = getattr(grid, "chunk_shape", None)
+    if edges is None:  # a rectilinear grid, which only newer generations have
+        edges = grid.chunk_shapes
+    return tuple(int(edge) if isinstance(edge, int) else tuple(int(n) for n in edge) for edge in edges)
+
+
+def _key_encoding(metadata: Any) -> tuple[str | None, str]:
+    """Separator and prefix of the two usual encodings of chunk keys."""
+    if metadata.zarr_format == 2:
+        return metadata.dimension_separator, ""
+    encoding = metadata.chunk_key_encoding
+    if encoding.name == "default":
+        return encoding.separator, "c"
+    if encoding.name == "v2":
+        return encoding.separator, ""
+    return None, ""
+
+
+def _dims(metadata: Any, attrs: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Dimension names: v3 has them in its metadata, in v2 xarray's attribute is the custom."""
+    ndim = len(metadata.shape)
+    names = metadata.dimension_names if metadata.zarr_format == 3 else attrs.get("_ARRAY_DIMENSIONS")
+    if not isinstance(names, list | tuple) or len(names) != ndim:
+        return (None,) * ndim
+    return tuple(None if name is None else str(name) for name in names)
+
+
+def open_node(store: Store, path: str, zarr_format: int | None) -> zarr.Array[Any] | zarr.Group:
+    """The array or group at `path`, its metadata parsed by zarr-python; raises what zarr-python raises."""
+    options: dict[str, Any] = {"store": store, "path": path, "mode": "r", "zarr_format": zarr_format}
+    try:
+        return zarr.open(**options)
+    except FileNotFoundError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        # A group's consolidated metadata describes every array below it. One that zarr-python does not understand
+        # must not keep the others from being read.
+        try:
+            return zarr.open_group(**options, use_consolidated=False)
+        except (ValueError, TypeError, KeyError):
+            raise error from None
+
+
+def child_names(group: zarr.Group, path: str) -> list[str]:
+    """Names of the arrays and groups right below `group`, sorted; nothing of them is parsed."""
+    consolidated = group.metadata.consolidated_metadata
+    if consolidated is not None:
+        return sorted({name.split("/")[0] for name in consolidated.metadata})
+    store = group.store
+    documents = ("zarr.json",) if group.metadata.zarr_format == 3 else (".zarray", ".zgroup")
+
+    async def look() -> list[str]:
+        found = []
+        async for name in store.list_dir(path):
+            for document in documents:
+                if await store.exists("/".join(part for part in (path, name, document) if part)):
+                    found.append(name)
+                    break
+        return sorted(found)
+
+    return sync(look())
+
+
+def decode_chunks(
+    array: zarr.Array[Any], shapes: Sequence[tuple[int, ...]], encoded: Sequence[Bytes]
+) -> list[npt.NDArray[Any]]:
+    """Decode whole chunks with zarr-python's own batched codec pipeline, on the host.
+
+    Parameters
+    ----------
+    array
+        Whose codecs to use.
+    shapes
+        Of each chunk, as stored.
+    encoded
+        The bytes of each chunk.
+    """
+    metadata: Any = array.metadata
+    if metadata.zarr_format == 3:
+        codecs = metadata.codecs
+        order = "C"
+    else:
+        from zarr.codecs._v2 import V2Codec
+
+        codecs = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+        order = metadata.order
+    prototype = default_buffer_prototype()
+    if not issubclass(prototype.buffer, cpu.Buffer):
+        prototype = cpu.buffer_prototype
+    config = ArrayConfig.from_dict({"order": order})  # type: ignore[typeddict-item]
+    specs = [ArraySpec(shape, metadata.dtype, metadata.fill_value, config, prototype) for shape in shapes]
+    pipeline = BatchedCodecPipeline.from_codecs(codecs)  # the codecs were fitted to the array with its metadata
+    buffers = [prototype.buffer.from_array_like(data) for data in encoded]
+    decoded: Iterable[Any] = sync(pipeline.decode(zip(buffers, specs, strict=True)))
+    return [chunk.as_numpy_array() for chunk in decoded]
+
+
+def wants_device(prototype: BufferPrototype) -> bool:
+    """Whether `prototype` makes buffers of device memory."""
+    return issubclass(prototype.buffer, _gpu.Buffer)
+
+
+def buffer_of(prototype: BufferPrototype, data: Any) -> Buffer:
+    """A buffer of `prototype` on `data`, a uint8 array in the kind of memory the prototype asks for."""
+    if issubclass(prototype.buffer, cpu.Buffer | _gpu.Buffer):
+        return prototype.buffer.from_array_like(data)
+    return prototype.buffer.from_bytes(bytes(data))
+
+
+def byte_range(request: ByteRequest | None) -> tuple[int, int]:
+    """Offset and size of a request: a negative offset counts from the end, size -1 is all that follows."""
+    match request:
+        case None:
+            return 0, -1
+        case RangeByteRequest():
+            return request.start, max(0, request.end - request.start)
+        case OffsetByteRequest():
+            return request.offset, -1
+        case SuffixByteRequest():
+            return -request.suffix, request.suffix
+    raise TypeError(f"Unexpected byte_range, got {request}.")
+
+
+def numcodec(codec_id: str, configuration: Mapping[str, Any]) -> Any:
+    """The codec of numcodecs with that id; raises ValueError where it is not installed."""
+    codec: Any = numcodecs.get_codec({"id": codec_id, **configuration})  # type: ignore[no-untyped-call]
+    return codec
+
+
+def crc32c(data: Any) -> int:
+    """CRC-32C (Castagnoli) of a contiguous buffer."""
+    return int(google_crc32c.value(data))
+
+
+def is_json_error(error: BaseException) -> bool:
+    """Whether metadata could not even be parsed."""
+    return isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+
+
+def is_unknown_codec(error: BaseException) -> bool:
+    """Whether a codec is missing, rather than the bytes wrong."""
+    return type(error).__name__ == "UnknownCodecError"

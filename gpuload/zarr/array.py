@@ -1,0 +1,393 @@
+"""`Array`: one zarr array, read chunk by chunk through registered file handles into one destination."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from gpuload.backends import registry
+from gpuload.config import config
+from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
+from gpuload.errors import ChunkError, ChunkReadError, DestinationError, DeviceError, StrictError, UnsupportedArrayError
+from gpuload.memory.device import HOST, Device, of
+from gpuload.planning.grid import Pieces, cut
+from gpuload.planning.selection import Selection, normalise
+from gpuload.request import Int64, Reason
+from gpuload.zarr import _compat
+from gpuload.zarr.foreign import read_foreign, touched_chunks
+from gpuload.zarr.layout import Layout, Road, layout_of
+from gpuload.zarr.shards import changed, locate
+from gpuload.zarr.source import Source
+
+
+class Array:
+    """A zarr array in local files; nothing is read but what is indexed.
+
+    Threads: safe. Fork: a host read works in the child, a device read raises `AfterForkError`. Pickle: by path and
+    options; the metadata are read again.
+
+    Attributes
+    ----------
+    shape, ndim, size, nbytes
+        As NumPy has them.
+    dtype
+        zarr's dtype, in zarr's byte order: that of results on the host. Results on a device are native-endian.
+    chunks
+        Shape of the chunks that are read one by one (inner chunks where there are shards); None if they differ in
+        shape.
+    shards
+        Shape of the shards, or None.
+    dims
+        Names of the dimensions, None for each without a name.
+    attrs
+        User attributes.
+    name
+        Path of the array below the root of its store, ``""`` at the root.
+    device
+        Where results are made: ``"cpu"`` or ``"cuda:N"``. What a device cannot hold (strings, structures, dates,
+        objects) comes as a NumPy array all the same, recorded with the reason ``host-dtype``.
+    """
+
+    def __init__(self, source: Source, array: zarr.Array[Any]) -> None:
+        self._source = source
+        self._zarr = array
+        description = _compat.describe(array)
+        self._layout = layout_of(description)
+        self._strict = source.strict
+        self.name = source.path
+        self.chunks = description.chunks
+        self.shards = description.shards
+        self.dims = description.dims
+        self.attrs: Mapping[str, Any] = description.attrs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._layout.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self._layout.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self._layout.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        return self._source.device.name
+
+    @property
+    def layout(self) -> Layout:
+        """How the elements lie in the files."""
+        return self._layout
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __getitem__(self, selection: Any) -> Any:
+        """Read a basic selection: integers, slices of any step, ``...``, None.
+
+        Returns
+        -------
+        array
+            CuPy array on `device`, ready on its current stream, or NumPy array; 0-d for an element, as CuPy does.
+
+        Raises
+        ------
+        SelectionError
+            An index that is out of bounds or not basic.
+        ChunkError
+            A chunk that cannot be read or decoded; names its key. Nothing is returned.
+        """
+        return self._make(normalise(selection, self.shape))
+
+    def read(self, sel: Any = ..., out: Any = None) -> Any:
+        """Read a basic selection, into `out` if it is given.
+
+        Parameters
+        ----------
+        sel
+            As for indexing; by default everything.
+        out
+            NumPy or CuPy array of just the shape of the selection, with any strides. Its dtype is `dtype`; in native
+            byte order on a device. Its content is undefined after an error.
+
+        Returns
+        -------
+        array
+            `out`, or a new array.
+
+        Raises
+        ------
+        DestinationError
+            `out` has another shape or dtype, is read-only, or is no array the device of this Array can fill.
+        """
+        selection = normalise(sel, self.shape)
+        if out is None:
+            return self._make(selection)
+        self._check_destination(out, selection)
+        self._fill(selection, out)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("an array in files cannot become a NumPy array without a copy")
+        selection = normalise(..., self.shape)
+        out = HOST.empty(selection.shape, self.dtype)
+        self._fill(selection, out)
+        result: npt.NDArray[Any] = out if dtype is None else out.astype(dtype, copy=False)
+        return result
+
+    def __repr__(self) -> str:
+        dims = ", ".join(
+            f"{name}: {size}" if name else str(size) for name, size in zip(self.dims, self.shape, strict=True)
+        )
+        shards = f" shards={self.shards}" if self.shards else ""
+        name = f" {self.name!r}" if self.name else ""
+        return f"<gpuload.Array{name} ({dims}) {self.dtype} chunks={self.chunks}{shards} on {self.device}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._source,)
+
+    def _make(self, selection: Selection) -> Any:
+        device = self._result_device()
+        dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
+        out = device.empty(selection.shape, dtype)
+        self._fill(selection, out)
+        return out
+
+    def _result_device(self) -> Device:
+        device = self._source.device
+        if not device.is_host and not device.holds(self.dtype.newbyteorder("=")):
+            return HOST
+        return device
+
+    def _check_destination(self, out: Any, selection: Selection) -> None:
+        try:
+            device = of(out)
+        except DeviceError as error:
+            raise DestinationError(f"out: {error}") from error
+        expected = self._result_device()
+        if device.name != expected.name:
+            raise DestinationError(f"out is on {device.name}, but {self!r} gives results on {expected.name}")
+        dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
+        if out.dtype != dtype:
+            raise DestinationError(f"out has dtype {out.dtype!r}, the array {dtype!r}")
+        if tuple(out.shape) != selection.shape:
+            raise DestinationError(f"out has shape {tuple(out.shape)}, the selection {selection.shape}")
+        if device.is_host and not out.flags.writeable:
+            raise DestinationError("out is read-only")
+
+    def _fill(self, selection: Selection, out: Any) -> None:
+        """Read into `out`, whose shape and dtype are right."""
+        if 0 in selection.box:
+            return
+        source = self._source
+        source.root.refresh()
+        on_host = isinstance(out, np.ndarray)
+        if self._layout.road is not Road.FOREIGN:
+            self._fill_own(selection, selection.as_box(out), on_host)
+            return
+        reason = Reason.HOST_CODEC if self._source.device.is_host or not on_host else Reason.HOST_DTYPE
+        if self._is_strict() and self._any_file(selection):
+            raise StrictError(reason, f"{self!r} is decoded by zarr-python on the host")
+        if on_host:
+            read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, selection.as_box(out))
+            return
+        box = np.empty(selection.box, self.dtype)
+        read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, box)
+        native = box.astype(self.dtype.newbyteorder("="), copy=False)
+        selection.as_box(out)[...] = source.device.xp.asarray(native)
+
+    def _fill_own(self, selection: Selection, box: Any, on_host: bool) -> None:
+        """By the raw and the encoded road."""
+        layout = self._layout
+        form = layout.form
+        assert form is not None
+        pieces = cut(
+            selection,
+            layout.shape,
+            form,
+            box.strides,
+            piece_bytes=None if layout.decoder else int(config.get("piece_bytes")),
+        )
+        fill = self._fill_whole if layout.index is None else self._fill_inner
+        swap = layout.swap(box.dtype)
+        fill(pieces, box, 0 if on_host else swap)
+        if on_host and swap:
+            box.byteswap(inplace=True)
+
+    def _fill_whole(self, pieces: Pieces, box: Any, swap: int) -> None:
+        """Each chunk is a file."""
+        layout = self._layout
+        m = len(pieces.chunks)
+        keys = self._keys(pieces.chunks)
+        assert layout.form is not None
+        size = -1 if layout.decoder else layout.form.nbytes
+        file, offset = np.arange(m), np.zeros(m, np.int64)
+        self._read(self._request(keys, file, offset, np.full(m, size), pieces, box, swap, whole=True), None)
+
+    def _fill_inner(self, pieces: Pieces, box: Any, swap: int) -> None:
+        """Each chunk is a range of a shard, which the shard's index tells."""
+        layout = self._layout
+        assert layout.index is not None
+        assert layout.form is not None
+        shards, shard, inner = _divide(pieces.chunks, layout.index.grid)
+        keys = self._keys(shards)
+        exact = None if layout.decoder else layout.form.nbytes
+        wave = handle_cache().wave_size
+        for first in range(0, len(keys), wave):
+            chosen = (shard >= first) & (shard < first + wave)
+            names = keys[first : first + wave]
+            for last_try in (False, True):
+                if self._read_shards(names, shard - first, inner, chosen, exact, pieces, box, swap, last_try=last_try):
+                    break
+
+    def _read_shards(
+        self,
+        keys: list[str],
+        shard: Int64,
+        inner: Int64,
+        chosen: npt.NDArray[np.bool_],
+        exact: int | None,
+        pieces: Pieces,
+        box: Any,
+        swap: int,
+        *,
+        last_try: bool,
+    ) -> bool:
+        """Read the chosen chunks from the open files of their shards; False: somebody wrote to one meanwhile."""
+        layout, root = self._layout, self._source.root
+        assert layout.index is not None
+        root.refresh()
+        with lease(root, keys) as handles:
+            try:
+                places = np.zeros((3, len(shard)), np.int64)
+                places[:, chosen] = locate(root, keys, handles, layout.index, shard[chosen], inner[chosen], exact=exact)
+                file, offset, size = places
+                request = self._request(keys, file, offset, size, pieces, box, swap, whole=False)
+                self._read(replace(request, handles=handles).part(chosen), [h is not None for h in handles])
+                written = changed(handles)
+            except ChunkError:
+                written = changed(handles)
+                if written is None:
+                    raise
+        if written is not None and last_try:
+            raise ChunkReadError(written, errno.ESTALE, "the shard was written to while it was being read, twice")
+        return written is None
+
+    def _request(
+        self,
+        keys: list[str],
+        file: Int64,
+        offset: Int64,
+        size: Int64,
+        pieces: Pieces,
+        box: Any,
+        swap: int,
+        *,
+        whole: bool,
+    ) -> ReadRequest:
+        layout = self._layout
+        return ReadRequest(
+            root=self._source.root,
+            keys=keys,
+            file=file,
+            offset=offset,
+            size=size,
+            whole=whole,
+            pieces=pieces,
+            itemsize=layout.dtype.itemsize,
+            swap=swap,
+            decoder=layout.decoder,
+            fill=layout.fill,
+            out=box,
+            reason=self._reason(box),
+        )
+
+    def _read(self, request: ReadRequest, present: Sequence[bool] | None) -> None:
+        """Hand `request` to the engine; `present` tells which keys have a file, where that is known."""
+        if self._is_strict():
+            if present is None:
+                present = [stat is not None for stat in request.root.stats(request.keys)]
+            there = request.file >= 0
+            there[there] = np.asarray(present, bool)[request.file[there]]
+            if there[request.pieces.chunk].any():
+                # No backend is a fastpath yet: all that has a file is a fallback.
+                raise StrictError(request.reason or registry.FASTPATH_REASON, repr(self))
+            request = replace(request, file=np.where(there, request.file, -1))
+        read(request)
+
+    def _reason(self, box: Any) -> Reason | None:
+        """Why no fastpath can serve this array, whatever the machine."""
+        if self._layout.decoder is not None:
+            return Reason.HOST_CODEC
+        if isinstance(box, np.ndarray) and not self._source.device.is_host:
+            return Reason.HOST_DTYPE
+        return None
+
+    def _keys(self, chunks: Int64) -> list[str]:
+        prefix = self._source.prefix
+        keys = self._layout.keys(chunks)
+        return [prefix + key for key in keys] if prefix else keys
+
+    def _is_strict(self) -> bool:
+        return bool(config.get("strict")) if self._strict is None else self._strict
+
+    def _any_file(self, selection: Selection) -> bool:
+        """Whether one of the chunks of a foreign array has a file."""
+        root = self._source.root
+        return any(
+            stat is not None
+            for chunks in touched_chunks(self._layout, selection)
+            for stat in root.stats(self._keys(chunks))
+        )
+
+
+def _divide(chunks: Int64, grid: tuple[int, ...]) -> tuple[Int64, Int64, Int64]:
+    """Shards of inner chunks.
+
+    Returns
+    -------
+    shards
+        int64 (s, ndim): coordinates of the touched shards.
+    shard
+        int64 (m,): the row of `shards` each chunk is in.
+    inner
+        int64 (m,): its number in the shard's grid, C order.
+    """
+    m = len(chunks)
+    shard, inner = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    for dim, extent in enumerate(grid):
+        outer, rest = np.divmod(chunks[:, dim], extent)
+        # Numbered by what is touched along the dimension: a product of these cannot overflow, that of the grid could.
+        present, number = np.unique(outer, return_inverse=True)
+        shard = shard * len(present) + number
+        inner = inner * extent + rest
+    _, first, shard = np.unique(shard, return_index=True, return_inverse=True)
+    shards = chunks[first] // np.array(grid, np.int64)
+    return shards, shard, inner
+
+
+def _reopen(source: Source) -> Array:
+    node = source.node()
+    if not isinstance(node, zarr.Array):
+        raise UnsupportedArrayError(f"{source!r} is no array any more")
+    return Array(source, node)

@@ -1,0 +1,140 @@
+"""Arrays that only zarr-python's own codec pipeline decodes: filters, nested shards, strings, objects, structures.
+
+Their chunks are fetched through registered file handles like all others, a bounded amount at a time, decoded by that
+pipeline and put in place with NumPy on the host.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from gpuload.engine.reader import fetch
+from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
+from gpuload.files.root import Root
+from gpuload.planning.selection import AxisRange, Selection
+from gpuload.request import Int64
+from gpuload.zarr import _compat
+from gpuload.zarr.layout import Layout
+
+_WAVE_BYTES = 64 << 20  # of decoded chunks at once; a larger chunk is a wave of its own
+_WAVE_CHUNKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """A chunk along one dimension: its number and extent, what is taken from it, and where that goes."""
+
+    chunk: int
+    extent: int
+    source: slice
+    place: slice
+
+
+def read_foreign(
+    array: zarr.Array[Any], layout: Layout, root: Root, prefix: str, selection: Selection, box: Any
+) -> None:
+    """Read `selection` into `box`, a NumPy array with one axis per array dimension.
+
+    Raises
+    ------
+    ChunkDecodeError
+        A chunk the codecs refuse; names its key.
+    UnsupportedArrayError
+        A codec that turns out to be missing.
+    """
+    for wave in _waves(layout, selection):
+        keys = [prefix + key for key in layout.keys(_coordinates(wave))]
+        encoded = fetch(root, keys)
+        present = [i for i, data in enumerate(encoded) if data is not None]
+        shapes = [tuple(part.extent for part in wave[i]) for i in present]
+        decoded = dict(
+            zip(present, _decode(array, shapes, [encoded[i] for i in present], [keys[i] for i in present]), strict=True)
+        )
+        for i, chunk in enumerate(wave):
+            place = tuple(part.place for part in chunk)
+            if i in decoded:
+                box[place] = decoded[i][tuple(part.source for part in chunk)]
+            else:
+                box[place] = layout.fill_value
+
+
+def _decode(
+    array: zarr.Array[Any], shapes: Sequence[tuple[int, ...]], encoded: Sequence[Any], keys: Sequence[str]
+) -> list[npt.NDArray[Any]]:
+    try:
+        return _compat.decode_chunks(array, shapes, encoded)
+    except Exception as error:
+        # The pipeline decodes many at once and does not say which one failed: ask again, one by one.
+        for key, shape, data in zip(keys, shapes, encoded, strict=True):
+            try:
+                _compat.decode_chunks(array, [shape], [data])
+            except Exception as one:
+                if _compat.is_unknown_codec(one):
+                    raise UnsupportedArrayError(f"{key!r}: {one}") from one
+                raise ChunkDecodeError(
+                    key, f"its {len(data)} stored bytes cannot be decoded: {type(one).__name__}: {one}"
+                ) from one
+        raise ChunkDecodeError(keys[0], f"{type(error).__name__}: {error}") from error
+
+
+def touched_chunks(layout: Layout, selection: Selection) -> Iterator[Int64]:
+    """Coordinates of the chunks a selection touches, int64 (m, ndim), some at a time."""
+    for wave in _waves(layout, selection):
+        yield _coordinates(wave)
+
+
+def _coordinates(wave: list[tuple[_Touched, ...]]) -> Int64:
+    return np.array([[part.chunk for part in chunk] for chunk in wave], np.int64).reshape(len(wave), len(wave[0]))
+
+
+def _waves(layout: Layout, selection: Selection) -> Iterator[list[tuple[_Touched, ...]]]:
+    """The touched chunks, as many at a time as memory allows."""
+    along = [list(_touched(axis, edges)) for axis, edges in zip(selection.axes, layout.chunk_edges, strict=True)]
+    wave: list[tuple[_Touched, ...]] = []
+    nbytes = 0
+    for chunk in itertools.product(*along):
+        size = max(layout.dtype.itemsize, 1)
+        for part in chunk:
+            size *= part.extent
+        if wave and (nbytes + size > _WAVE_BYTES or len(wave) == _WAVE_CHUNKS):
+            yield wave
+            wave, nbytes = [], 0
+        wave.append(chunk)
+        nbytes += size
+    if wave:
+        yield wave
+
+
+def _touched(axis: AxisRange, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
+    """The chunks a range touches, in ascending order; only those, however far apart they are."""
+    step = abs(axis.step)
+    low = axis.start if axis.step > 0 else axis.start + (axis.count - 1) * axis.step
+    ends = list(itertools.accumulate(edges)) if isinstance(edges, tuple) else None
+    ordinal = 0
+    while ordinal < axis.count:
+        at = low + ordinal * step
+        if ends is None:
+            assert isinstance(edges, int)
+            chunk, extent = at // edges, edges
+            begin = chunk * edges
+        else:
+            chunk = bisect.bisect_right(ends, at)
+            extent = edges[chunk]  # type: ignore[index]
+            begin = ends[chunk] - extent
+        count = min(axis.count - ordinal, -(-(begin + extent - at) // step))
+        source = slice(at - begin, at - begin + (count - 1) * step + 1, step)
+        if axis.step > 0:
+            place = slice(ordinal, ordinal + count)
+        else:
+            first = axis.count - 1 - ordinal
+            place = slice(first, first - count if first >= count else None, -1)
+        yield _Touched(chunk, extent, source, place)
+        ordinal += count

@@ -1,0 +1,216 @@
+"""`DeviceStore`: a zarr store of local files that hands out bytes in host or device memory, by registered handles."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from gpuload.config import config
+from gpuload.engine.reader import fetch
+from gpuload.errors import EscapesStoreError, NotRegularFileError
+from gpuload.files.root import Root
+from gpuload.memory.device import HOST, Device, resolve
+from gpuload.zarr._compat import (
+    Buffer,
+    BufferPrototype,
+    ByteRequest,
+    LocalStore,
+    buffer_of,
+    byte_range,
+    default_buffer_prototype,
+    wants_device,
+)
+
+Range = tuple[str, ByteRequest | None]
+
+
+class DeviceStore(LocalStore):
+    """A zarr store of local files, read through gpuload.
+
+    Every read goes through registered file handles and is recorded. A buffer prototype of device memory gets device
+    buffers, any other host ones. Keys and links cannot leave the root. Listing and writing are zarr-python's own.
+
+    Threads: safe. Fork: safe for the host. Pickle: by path and options.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    read_only
+        Refuse writing.
+    follow_links
+        Let links below the root leave it; None: as configured.
+
+    Raises
+    ------
+    EscapesStoreError
+        From any method: a key with ``..``, an absolute one, or a link that leaves the root.
+    """
+
+    def __init__(
+        self, root: Path | str | os.PathLike[str], *, read_only: bool = False, follow_links: bool | None = None
+    ) -> None:
+        super().__init__(Path(root), read_only=read_only)
+        self.follow_links = bool(config.get("follow_links")) if follow_links is None else follow_links
+        self._directory: Root | None = None
+
+    @property
+    def directory(self) -> Root:
+        """The root, held open; opened when it is first needed, because a store may make it later."""
+        directory = self._directory
+        if directory is None:
+            # Two threads may both come here: they get equal roots, and one of the two stays.
+            directory = self._directory = Root(self.root, follow_links=self.follow_links)
+        return directory
+
+    def with_read_only(self, read_only: bool = False) -> Self:
+        return type(self)(self.root, read_only=read_only, follow_links=self.follow_links)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.root == other.root and self.follow_links == other.follow_links
+
+    __hash__ = None  # type: ignore[assignment] # as zarr's own stores
+
+    def __repr__(self) -> str:
+        return f"DeviceStore('{self}')"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_directory": None}
+
+    # Reading: everything ends in `_fetch`.
+
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        self._ensure_open_sync()
+        return self._fetch(prototype, [(key, byte_range)])[0]
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        if not self._is_open:
+            await self._open()
+        return (await asyncio.to_thread(self._fetch, prototype, [(key, byte_range)]))[0]
+
+    async def get_partial_values(self, prototype: BufferPrototype, key_ranges: Iterable[Range]) -> list[Buffer | None]:
+        if not self._is_open:
+            await self._open()
+        return await asyncio.to_thread(self._fetch, prototype, list(key_ranges))
+
+    async def get_ranges(
+        self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_tuning: int
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Many ranges of one key; how they are merged is gpuload's choice, not the caller's."""
+        if not self._is_open:
+            await self._open()
+        if byte_ranges:
+            yield await asyncio.to_thread(self._fetch_ranges, key, byte_ranges, prototype)
+
+    def get_ranges_sync(
+        self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_tuning: int
+    ) -> Sequence[tuple[int, Buffer | None]]:
+        self._ensure_open_sync()
+        return self._fetch_ranges(key, byte_ranges, prototype) if byte_ranges else []
+
+    def _fetch_ranges(
+        self, key: str, ranges: Sequence[ByteRequest | None], prototype: BufferPrototype
+    ) -> list[tuple[int, Buffer | None]]:
+        buffers = self._fetch(prototype, [(key, request) for request in ranges])
+        if any(buffer is None for buffer in buffers):
+            # As zarr has it: an absent key is a group of errors here, where it is None for a single one.
+            raise BaseExceptionGroup(f"{key!r} cannot be read", [FileNotFoundError(key)])
+        return list(enumerate(buffers))
+
+    def _fetch(self, prototype: BufferPrototype | None, ranges: Sequence[Range]) -> list[Buffer | None]:
+        prototype = prototype or default_buffer_prototype()
+        wanted = [byte_range(request) for _, request in ranges]
+        device = resolve("cuda") if wants_device(prototype) else HOST
+        root = self.directory
+        root.refresh()
+        keys = [key for key, _ in ranges]
+        found = _files(root, keys, [offset for offset, _ in wanted], [size for _, size in wanted], device)
+        return [None if data is None else buffer_of(prototype, data) for data in found]
+
+    # Listing and writing: zarr-python's own, once the key is known to stay inside.
+
+    async def exists(self, key: str) -> bool:
+        await asyncio.to_thread(self._contain, key)
+        return await super().exists(key)
+
+    async def getsize(self, key: str) -> int:
+        await asyncio.to_thread(self._contain, key)
+        return await super().getsize(key)
+
+    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+        if not self._is_open:
+            await self._open()
+        self._check_writable()
+        await asyncio.to_thread(self._contain, key)
+        await super()._set(key, value, exclusive)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        self._ensure_open_sync()
+        self._check_writable()
+        self._contain(key)
+        super().set_sync(key, value)
+
+    async def delete(self, key: str) -> None:
+        self._check_writable()
+        await asyncio.to_thread(self._contain, key)
+        await super().delete(key)
+
+    def delete_sync(self, key: str) -> None:
+        self._ensure_open_sync()
+        self._check_writable()
+        self._contain(key)
+        super().delete_sync(key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        self._check_writable()
+        await asyncio.to_thread(self._contain, prefix)
+        await super().delete_dir(prefix)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        await asyncio.to_thread(self._contain, prefix)
+        async for key in super().list_prefix(prefix):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        await asyncio.to_thread(self._contain, prefix)
+        async for name in super().list_dir(prefix):
+            yield name
+
+    def _contain(self, key: str) -> None:
+        """Raise unless `key`, and whatever is there of its path, is inside the root."""
+        path = key.rstrip("/")
+        if not path:
+            return
+        if path.startswith("/") or ".." in path.split("/"):
+            raise EscapesStoreError(f"the key {key!r} leaves the store at '{self.root}'")
+        if not self.root.is_dir():
+            return
+        root = self.directory
+        root.refresh()
+        # The deepest part of the path that exists: below it there cannot be a link yet.
+        while path and root.stat(path) is None:
+            path = path.rpartition("/")[0]
+
+
+def _files(root: Root, keys: list[str], offsets: list[int], sizes: list[int], device: Device) -> list[Any]:
+    """Bytes of each key; None where there is no file. For zarr a directory is no key, so it is none either."""
+    try:
+        return fetch(root, keys, offsets, sizes, device=device)
+    except NotRegularFileError:
+        if len(keys) == 1:
+            status = root.stat(keys[0])
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                return [None]
+            raise
+        return [
+            _files(root, [key], [offset], [size], device)[0]
+            for key, offset, size in zip(keys, offsets, sizes, strict=True)
+        ]
