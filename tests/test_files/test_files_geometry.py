@@ -11,7 +11,7 @@ from gpuload.bindings import syscalls
 from gpuload.files.geometry import Identity, Mount, geometry, identify, parse_mounts
 
 TABLE = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
-36 35 98:0 /mnt1 /data/two\040words\011tab rw,noatime master:1 shared:7 - ext4 /dev/a\040b rw,errors=continue,data=ordered
+36 35 98:0 /mnt1 /data/two\040words\011tab rw,noatime master:1 shared:7 - ext4 /a\040b rw,errors=continue,data=ordered
 37 35 98:1 / /back\134slash\134040 rw - xfs /dev/b rw,noquota
 38 35 0:99 / /plain rw,relatime - tmpfs none
 this is no mount

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -256,10 +256,10 @@ class Swapper:
             while not self._stop.is_set():
                 swap(turn)
                 turn += 1
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
 
-    def __enter__(self) -> Swapper:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
