@@ -1,23 +1,37 @@
-"""System calls that Python lacks: statx, openat2, anonymous memory for pinning, and the raw call under io_uring.
-
-Everything goes through one `ctypes` library object, so the GIL is released during each call, and errno becomes
-`OSError` in one place.
-"""
+"""System calls that Python lacks: statx and openat2; and, from its neighbours, memory to pin and its limit."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import functools
-import mmap
 import os
-import resource
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from gpuload.bindings.libc import failure, libc, raw_syscall
+from gpuload.bindings.limits import memlock_limit
+from gpuload.bindings.mapping import Mapping, map_anonymous
+
+__all__ = [
+    "AT_EMPTY_PATH",
+    "AT_FDCWD",
+    "AT_SYMLINK_NOFOLLOW",
+    "OPEN_HOW",
+    "STATX_BASIC_STATS",
+    "STATX_DIOALIGN",
+    "Mapping",
+    "Resolve",
+    "Statx",
+    "map_anonymous",
+    "memlock_limit",
+    "openat2",
+    "openat2_supported",
+    "statx",
+]
 
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
@@ -28,40 +42,6 @@ STATX_DIOALIGN = 0x2000
 # Newer calls have one number on every architecture that Linux gained since 2019, and on x86-64.
 _SYS_OPENAT2 = 437
 _EAGAIN_RETRIES = 64
-
-_MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_POPULATE_WRITE = 10, 14, 15, 23
-_MAP_POPULATE = 0x8000
-_CAP_IPC_LOCK = 14
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.restype, _syscall.argtypes = ctypes.c_long, [ctypes.c_long] * 7
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_munmap = _libc.munmap
-_munmap.restype, _munmap.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t]
-_madvise = _libc.madvise
-_madvise.restype, _madvise.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-def _failure(path: str | bytes | None = None) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, os.strerror(code), path) if path is not None else OSError(code, os.strerror(code))
-
-
-def syscall(number: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, e: int = 0, f: int = 0) -> int:
-    """Make one system call with the GIL released; pointers are passed as addresses.
-
-    Raises
-    ------
-    OSError
-        The kernel's errno.
-    """
-    result: int = _syscall(number, a, b, c, d, e, f)
-    if result < 0:
-        raise _failure()
-    return result
 
 
 # ------------------------------------------------------------------------------------------------ statx
@@ -122,7 +102,7 @@ class Statx:
 
 def _libc_statx() -> Any:
     """The C library's statx, or None before glibc 2.28 and musl 1.2.3 (its number differs by architecture)."""
-    function = getattr(_libc, "statx", None)
+    function = getattr(libc, "statx", None)
     if function is not None:
         function.restype = ctypes.c_int
         function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
@@ -160,7 +140,7 @@ def statx(path: str | bytes = "", *, dir_fd: int = AT_FDCWD, follow: bool = True
                 dio_offset_align=buffer.dio_offset_align if buffer.mask & STATX_DIOALIGN else 0,
             )
         if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
-            raise _failure(path)
+            raise failure(path)
     if empty_path and not path:
         status = os.stat(dir_fd if dir_fd != AT_FDCWD else ".")
     else:
@@ -218,7 +198,7 @@ def openat2(dir_fd: int, path: str | bytes, flags: int, resolve: Resolve, mode: 
     where, what = ctypes.addressof(buffer), ctypes.addressof(how)
     refusals = 0
     while True:
-        descriptor: int = _syscall(_SYS_OPENAT2, dir_fd, where, what, ctypes.sizeof(how), 0, 0)
+        descriptor: int = raw_syscall(_SYS_OPENAT2, dir_fd, where, what, ctypes.sizeof(how), 0, 0)
         if descriptor >= 0:
             return descriptor
         code = ctypes.get_errno()
@@ -237,135 +217,3 @@ def openat2_supported() -> bool:
     except OSError as error:
         return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL)
     return True
-
-
-# ------------------------------------------------------------------------------------------------ memory
-
-
-class Mapping:
-    """A stretch of mapped memory, unmapped by `close` or with the last array that shows it.
-
-    Threads: safe to read and write, close it once nothing uses it. Fork: absent in the child when it was mapped with
-    ``dontfork``, and never unmapped there: the child may have mapped something else at this address. Not picklable.
-
-    Attributes
-    ----------
-    address, nbytes
-        Where it starts, and how many bytes are usable.
-    """
-
-    def __init__(self, address: int, nbytes: int, *, inherited: bool = False) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self._inherited = inherited
-        self._pid = os.getpid()
-
-    @property
-    def array(self) -> npt.NDArray[np.uint8]:
-        """uint8 (nbytes,) view; it keeps the mapping alive, but an explicit `close` pulls the memory from under it."""
-        return np.asarray(self)
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        if not self.address:
-            raise ValueError("the mapping is closed")
-        if self._pid != os.getpid() and not self._inherited:
-            raise ValueError("the mapping belongs to the parent process")
-        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
-
-    def close(self) -> None:
-        """Unmap the memory, in the process that mapped it; idempotent."""
-        address, self.address = self.address, 0
-        if address and self._pid == os.getpid():
-            _munmap(address, self.nbytes)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a mapping cannot be pickled")
-
-
-def _map(nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> int:
-    address: int | None = _mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise _failure()
-    return address
-
-
-def map_descriptor(fd: int, nbytes: int, offset: int) -> Mapping:
-    """Map a ring's shared memory, pre-faulted and absent in a forked child (a mapping there would keep it alive)."""
-    mapping = Mapping(_map(nbytes, mmap.MAP_SHARED | _MAP_POPULATE, fd, offset), nbytes)
-    if _madvise(mapping.address, nbytes, _MADV_DONTFORK) < 0:
-        raise _failure()
-    return mapping
-
-
-def map_anonymous(nbytes: int, *, align: int = 2 << 20, huge: bool = True, dontfork: bool = True) -> Mapping:
-    """Private memory made for pinning: aligned, of huge pages where the system has them, and already touched.
-
-    Parameters
-    ----------
-    nbytes
-        Size in bytes, at least 1.
-    align
-        A power of two, at least the page size; the mapping starts on a multiple of it.
-    huge
-        Ask for transparent huge pages, or for none: of a huge page, pinning any part charges the whole to the memlock
-        limit.
-    dontfork
-        Leave the memory out of a forked child, which then must not touch it. Otherwise fork() copies every pinned
-        page at once (0.5 s for 1 GiB).
-
-    Raises
-    ------
-    OSError
-        ENOMEM: not that much memory.
-    """
-    if nbytes < 1 or align < mmap.PAGESIZE or align & (align - 1):
-        raise ValueError(f"cannot map {nbytes} bytes aligned to {align}")
-    length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    start = _map(length + align, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    head = -start % align
-    if head:
-        _munmap(start, head)
-    _munmap(start + head + length, align - head)
-    mapping = Mapping(start + head, nbytes, inherited=not dontfork)
-    # EINVAL from a kernel without huge pages: then small ones do.
-    _madvise(mapping.address, length, _MADV_HUGEPAGE if huge else _MADV_NOHUGEPAGE)
-    if dontfork and _madvise(mapping.address, length, _MADV_DONTFORK) < 0:
-        raise _failure()
-    _populate(mapping, length)
-    return mapping
-
-
-def _populate(mapping: Mapping, length: int) -> None:
-    """Have the pages there now: a first touch under way would cost more than the read it serves."""
-    while _madvise(mapping.address, length, _MADV_POPULATE_WRITE) < 0:
-        code = ctypes.get_errno()
-        if code == errno.EINVAL:  # before 5.14
-            mapping.array[:: mmap.PAGESIZE] = 0
-            return
-        if code not in (errno.EAGAIN, errno.EINTR):
-            raise _failure()
-
-
-def memlock_limit() -> int | None:
-    """Bytes this process may lock (RLIMIT_MEMLOCK), or None where no limit holds (unlimited, or CAP_IPC_LOCK)."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or int(process_status("CapEff") or "0", 16) >> _CAP_IPC_LOCK & 1:
-        return None
-    return soft
-
-
-def process_status(field: str) -> str | None:
-    """One field of ``/proc/self/status``, or None where it is absent."""
-    try:
-        with open("/proc/self/status") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name == field:
-                    return value.strip()
-    except OSError:
-        pass
-    return None

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.syscalls import AT_FDCWD, OPEN_HOW, memlock_limit
+from gpuload.bindings.limits import memlock_limit
+from gpuload.bindings.syscalls import AT_FDCWD, OPEN_HOW
 from gpuload.bindings.uring_abi import Rows
 from gpuload.bindings.uring_queues import Queues
 from gpuload.bindings.uring_setup import UringUnavailable

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.syscalls import map_descriptor, syscall
+from gpuload.bindings.libc import syscall
+from gpuload.bindings.mapping import map_descriptor
 from gpuload.bindings.uring_abi import Feature, Rows, Setup
 from gpuload.bindings.uring_setup import SYS_ENTER, SYS_REGISTER, set_up
 from gpuload.errors import BackendError

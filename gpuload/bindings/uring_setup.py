@@ -11,7 +11,8 @@ import sys
 
 import numpy as np
 
-from gpuload.bindings import syscalls
+from gpuload.bindings.libc import syscall
+from gpuload.bindings.limits import memlock_limit, process_status
 from gpuload.bindings.uring_abi import PARAMS, Feature, Rows, Setup
 from gpuload.errors import BackendUnavailableError
 from gpuload.request import Reason
@@ -69,7 +70,7 @@ def set_up(entries: int, cq_entries: int | None, setup_flags: int | None) -> tup
         if flags & Setup.CQSIZE:
             params["cq_entries"] = cq_entries or 2 * entries
         try:
-            fd = syscalls.syscall(SYS_SETUP, entries, params.ctypes.data)
+            fd = syscall(SYS_SETUP, entries, params.ctypes.data)
             break
         except OSError as error:
             if error.errno != errno.EINVAL or flags is tries[-1]:
@@ -111,7 +112,7 @@ def _unavailable(error: OSError) -> UringUnavailable:
         else:
             reason, why = Reason.SECCOMP, "a security policy forbids it"
     elif code == errno.ENOMEM:
-        reason, why = Reason.MEMLOCK, f"RLIMIT_MEMLOCK is {syscalls.memlock_limit()}: raise it with ulimit -l"
+        reason, why = Reason.MEMLOCK, f"RLIMIT_MEMLOCK is {memlock_limit()}: raise it with ulimit -l"
     elif code in (errno.EMFILE, errno.ENFILE):
         reason, why = Reason.FD_LIMIT, "no descriptor left: raise RLIMIT_NOFILE with ulimit -n"
     else:
@@ -121,7 +122,7 @@ def _unavailable(error: OSError) -> UringUnavailable:
 
 def _filtered() -> bool:
     """Whether a seccomp filter is active for this process."""
-    return syscalls.process_status("Seccomp") == "2"
+    return process_status("Seccomp") == "2"
 
 
 def _disabled() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuload.bindings.syscalls import Mapping, map_anonymous
+from gpuload.bindings.mapping import Mapping, map_anonymous
 from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
 

@@ -1,27 +1,22 @@
-"""statx, openat2 and memory for pinning, against what `os` says and under calls that are missing."""
+"""statx and openat2, against what `os` says and under calls that are missing."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import gc
-import mmap
 import os
 import platform
 import stat
 
-import numpy as np
 import pytest
 
 from gpuload.bindings import syscalls
+from gpuload.bindings.libc import syscall
 from gpuload.bindings.syscalls import (
     STATX_DIOALIGN,
     Resolve,
-    map_anonymous,
-    memlock_limit,
     openat2,
     openat2_supported,
-    process_status,
     statx,
 )
 
@@ -148,7 +143,7 @@ def test_openat2_tries_again_a_bounded_number_of_times(monkeypatch, answers, tri
         ctypes.set_errno(answer)
         return -1 if answer else 77
 
-    monkeypatch.setattr(syscalls, "_syscall", kernel)
+    monkeypatch.setattr(syscalls, "raw_syscall", kernel)
     if code is None:
         assert openat2(5, "a", os.O_RDONLY, Resolve.BENEATH) == 77
     else:
@@ -175,103 +170,7 @@ except FileNotFoundError:
     assert filtered(script, f"332={code},437={code}", str(tmp_path / "file")) == "False"
 
 
-@pytest.mark.parametrize("huge", [True, False])
-@pytest.mark.parametrize(("nbytes", "align"), [(1, 4096), (4096, 4096), (5000, 2 << 20), (3 << 20, 2 << 20)])
-def test_anonymous_memory(nbytes, align, huge):
-    with open("/proc/self/maps") as maps:
-        before = len(maps.readlines())
-    mapping = map_anonymous(nbytes, align=align, huge=huge)
-    assert mapping.address % align == 0
-    assert mapping.array.shape == (nbytes,)
-    assert mapping.array.dtype == np.uint8
-    assert mapping.array.ctypes.data == mapping.address
-    resident = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
-    libc = ctypes.CDLL(None)
-    assert (
-        libc.mincore(ctypes.c_void_p(mapping.address), ctypes.c_size_t(nbytes), ctypes.c_void_p(resident.ctypes.data))
-        == 0
-    )
-    assert (resident & 1).all(), "not touched before use"
-    mapping.array[:] = 7
-    assert int(mapping.array.sum(dtype=np.int64)) == 7 * nbytes
-    mapping.close()
-    mapping.close()
-    with pytest.raises(ValueError, match="closed"):
-        mapping.array
-    with open("/proc/self/maps") as maps:
-        assert len(maps.readlines()) <= before + 1  # trimmed head and tail are gone as well
-
-
-def test_an_array_keeps_its_memory():
-    array = map_anonymous(1 << 20).array
-    gc.collect()
-    array[:] = 3
-    assert (array == 3).all()
-
-
-def test_old_kernels_get_their_pages_touched(monkeypatch):
-    monkeypatch.setattr(syscalls, "_MADV_POPULATE_WRITE", 9999)
-    mapping = map_anonymous(10_000, align=4096)
-    assert (mapping.array == 0).all()
-    mapping.close()
-
-
-@pytest.mark.parametrize(("nbytes", "align"), [(0, 4096), (-1, 4096), (10, 3 << 20), (10, 64)])
-def test_refused_sizes(nbytes, align):
-    with pytest.raises(ValueError, match="cannot map"):
-        map_anonymous(nbytes, align=align)
-
-
-def test_more_memory_than_there_is():
-    with pytest.raises(OSError, match="memory") as caught:
-        map_anonymous(1 << 60)
-    assert caught.value.errno == errno.ENOMEM
-
-
-def test_fork_leaves_memory_alone(python):
-    script = """
-import os
-from gpuload.bindings.syscalls import map_anonymous
-shared, alone = map_anonymous(4096, align=4096, dontfork=False), map_anonymous(4096, align=4096)
-shared.array[:] = 5
-view = shared.array
-child = os.fork()
-if child == 0:
-    code = 1
-    try:
-        at = f"{alone.address:x}-"
-        assert not any(line.startswith(at) for line in open("/proc/self/maps"))
-        assert (shared.array == 5).all()
-        shared.close()
-        alone.close()
-        assert (view == 5).all()      # unmapped by the process that mapped it alone
-        code = 0
-    finally:
-        os._exit(code)
-print(os.waitpid(child, 0)[1])
-"""
-    assert python(script) == "0"
-
-
-def test_memlock_limit(monkeypatch):
-    limits = {"soft": 12345}
-    monkeypatch.setattr(syscalls.resource, "getrlimit", lambda _: (limits["soft"], limits["soft"]))
-    monkeypatch.setattr(syscalls, "process_status", {"CapEff": "0000000000003fff"}.get)
-    assert memlock_limit() == 12345
-    monkeypatch.setattr(syscalls, "process_status", {"CapEff": "0000000000004000"}.get)
-    assert memlock_limit() is None
-    monkeypatch.setattr(syscalls, "process_status", {}.get)
-    assert memlock_limit() == 12345
-    limits["soft"] = syscalls.resource.RLIM_INFINITY
-    assert memlock_limit() is None
-
-
-def test_process_status():
-    assert int(process_status("Pid")) == os.getpid()
-    assert process_status("NoSuchField") is None
-
-
 def test_syscall_raises_errno():
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)) as caught:
-        syscalls.syscall(426, -1)
+        syscall(426, -1)
     assert caught.value.errno == errno.EBADF

@@ -136,7 +136,7 @@ class Kernel:
 )
 def test_every_refusal_has_its_reason(monkeypatch, code, filtered, disabled, reason, says):
     kernel = Kernel(code)
-    monkeypatch.setattr(uring_setup.syscalls, "syscall", kernel)
+    monkeypatch.setattr(uring_setup, "syscall", kernel)
     monkeypatch.setattr(uring_setup, "_filtered", lambda: filtered)
     monkeypatch.setattr(uring_setup, "_disabled", lambda: disabled)
     with pytest.raises(BackendUnavailableError, match=says) as caught:
@@ -150,7 +150,7 @@ def test_every_refusal_has_its_reason(monkeypatch, code, filtered, disabled, rea
 
 def test_older_kernels_get_the_best_set_they_know(monkeypatch):
     """Flags are tried from the newest to the oldest, each after EINVAL only."""
-    real, known = uring_setup.syscalls.syscall, uring_setup.SETUP_TRIES[3]
+    real, known = uring_setup.syscall, uring_setup.SETUP_TRIES[3]
     tried = []
 
     def older(number, entries, params, *rest):
@@ -159,7 +159,7 @@ def test_older_kernels_get_the_best_set_they_know(monkeypatch):
             raise OSError(errno.EINVAL, "no such flag")
         return real(number, entries, params, *rest)
 
-    monkeypatch.setattr(uring_setup.syscalls, "syscall", older)
+    monkeypatch.setattr(uring_setup, "syscall", older)
     with Ring(8) as ring:
         assert ring.setup_flags == known
         assert not ring.deferred
