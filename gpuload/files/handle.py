@@ -17,7 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Protocol, Self
+from typing import Self
 
 from gpuload.errors import (
     AfterForkError,
@@ -28,33 +28,14 @@ from gpuload.errors import (
     HandleInUseError,
     NotFoundError,
 )
+from gpuload.files.driver import Driver
 from gpuload.files.geometry import Geometry, Identity, geometry
 from gpuload.files.root import OPEN_FLAGS, Root, irregular
 from gpuload.request import Reason
 
+__all__ = ["Driver", "FileHandle", "reopen_unbuffered"]
+
 _log = logging.getLogger(__name__)
-
-
-class Driver(Protocol):
-    """Something that keeps state of an open file, as hipFile and cuFile do."""
-
-    @property
-    def name(self) -> str:
-        """What the driver is registered under: one of a name a handle."""
-        ...
-
-    @property
-    def descriptors(self) -> int:
-        """How many descriptors the driver itself opens for a file."""
-        ...
-
-    def register(self, handle: FileHandle) -> object:
-        """Make the file known; what is returned comes back in `deregister`."""
-        ...
-
-    def deregister(self, token: object) -> None:
-        """Forget the file; its descriptors are still open."""
-        ...
 
 
 def reopen_unbuffered(fd: int, flags: int) -> int:

@@ -25,12 +25,10 @@ from gpuload.errors import (
     NotZarrError,
     StoreError,
 )
+from gpuload.files.walk import walk
 
 # A FIFO without a writer would block an open for ever, a terminal would become the process's own.
 OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-
-# Links and `..` in their targets that one walk may meet; the kernel follows 40 links in a path (MAXSYMLINKS).
-_MAX_STARTS = 64
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -239,7 +237,7 @@ class Root:
                     raise
         if self.follow_links:
             return os.open(key, flags, dir_fd=self.fd)
-        return _walk(self, key, flags)
+        return walk(self.fd, key, flags)
 
 
 def open_error(root: Root, key: str, number: int) -> Exception:
@@ -251,7 +249,7 @@ def open_error(root: Root, key: str, number: int) -> Exception:
         return OSError(number, os.strerror(number), key)
     if number in (errno.EXDEV, errno.ELOOP) and not root.follow_links:
         try:
-            os.close(_walk(root, key, os.O_PATH | os.O_CLOEXEC))
+            os.close(walk(root.fd, key, os.O_PATH | os.O_CLOEXEC))
         except EscapesStoreError as error:  # knows which link it was
             return error
         except OSError:
@@ -284,90 +282,6 @@ def irregular(key: str, status: os.stat_result) -> NotRegularFileError | None:
     }
     kind = kinds.get(stat.S_IFMT(status.st_mode), "something else")
     return NotRegularFileError(key, f"is {kind} where a regular file should be")
-
-
-def _walk(root: Root, key: str, flags: int) -> int:
-    """Open `key` one component at a time from the root.
-
-    Each step refuses links (O_NOFOLLOW), so what is opened is a child of a directory that was opened the same way,
-    whatever others rename meanwhile. A link is read, its target put in its place and the walk begun again from the
-    root; so is the way back of a `..` in a target, which is never left to the kernel. At most two descriptors are open
-    at a time.
-    """
-    if key.endswith("/"):
-        flags |= os.O_DIRECTORY
-    todo = _components(key)
-    for _ in range(_MAX_STARTS):
-        ways = _descend(root, key, todo, flags)
-        if isinstance(ways, int):
-            return ways
-        todo = ways
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), key)
-
-
-def _descend(root: Root, key: str, todo: Sequence[str], flags: int) -> int | list[str]:
-    """One walk along `todo`: a descriptor, or what to walk along instead, for there was a link or a ``..``."""
-    base = at = root.fd
-    try:
-        for i, name in enumerate(todo):
-            last = i == len(todo) - 1
-            if name == "..":
-                if i == 0:
-                    raise EscapesStoreError(f"the key {key!r} leaves the store at {root.path!r} by a link with '..'")
-                return [*todo[: i - 1], *todo[i + 1 :]]
-            fd = _step(name, (flags if last else _DIRECTORY) | os.O_NOFOLLOW, at)
-            if fd < 0:
-                target = _read_link(name, at)
-                if target is None:  # it was a link a moment ago
-                    return list(todo)
-                return [*todo[:i], *_inside(root, key, todo[: i + 1], target), *todo[i + 1 :]]
-            if last:
-                return fd
-            if at != base:
-                os.close(at)
-            at = fd
-        return os.open(".", flags, dir_fd=at)  # a link led to the root itself
-    finally:
-        if at != base:
-            os.close(at)
-
-
-def _step(name: str, flags: int, at: int) -> int:
-    """Open the component `name` of the directory `at`; -1 where it is a link."""
-    try:
-        fd = os.open(name, flags, dir_fd=at)
-    except OSError as error:
-        # A link refused: ELOOP, but ENOTDIR where a directory was asked for.
-        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _read_link(name, at) is not None):
-            return -1
-        raise
-    if flags & os.O_PATH and not flags & os.O_DIRECTORY and stat.S_ISLNK(os.fstat(fd).st_mode):
-        os.close(fd)  # O_PATH opens the link itself
-        return -1
-    return fd
-
-
-def _read_link(name: str, at: int) -> str | None:
-    try:
-        return os.readlink(name, dir_fd=at)
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # no link
-            return None
-        raise
-
-
-def _inside(root: Root, key: str, link: Sequence[str], target: str) -> list[str]:
-    """The components of a link's `target`, refused where they leave the root at once (later `..` meet the walk)."""
-    parts = _components(target)
-    up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
-    if target.startswith("/") or up >= len(link):
-        name = "/".join(link)
-        raise EscapesStoreError(f"the key {key!r} leaves the store at {root.path!r} by the link {name!r} -> {target!r}")
-    return parts
-
-
-def _components(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def _absolute(path: str) -> str:

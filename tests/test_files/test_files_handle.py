@@ -195,9 +195,9 @@ def test_what_is_no_regular_file_is_refused_at_once(
         with pytest.raises(NotRegularFileError, match="key"):
             FileHandle.open_path("key", writable=way == "writable")
     else:
-        with Root(tmp_path, follow_links="device" in kind, openat2=None if way == "root" else False) as root:
-            with pytest.raises(NotRegularFileError, match="key"):
-                FileHandle.open(root, "key")
+        options = {"follow_links": "device" in kind, "openat2": None if way == "root" else False}
+        with Root(tmp_path, **options) as root, pytest.raises(NotRegularFileError, match="key"):
+            FileHandle.open(root, "key")
     assert open_fds() == before
     listening.close()
 
