@@ -19,7 +19,8 @@ from gpuload.record import report, trace
 if TYPE_CHECKING:
     from gpuload import errors, zarr
     from gpuload.engine.plain import RegisteredFile
-    from gpuload.zarr import Array, Dataset, open  # noqa: A004 - zarr and h5py call it so
+    from gpuload.zarr import Array, Dataset
+    from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
 
 __version__ = "0.1.0"
 

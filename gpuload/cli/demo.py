@@ -92,9 +92,13 @@ def _folder(folder: Path | None) -> Iterator[Path]:
 def _read(path: Path, device: str) -> dict[str, dict[str, Any]]:
     """Read all arrays of a store through gpuload: scenario -> name -> values on the device."""
     dataset = gpuload.open(path, device=device)
-    return {
-        scenario: {name: dataset[scenario][name][...] for name in dataset[scenario]} for scenario in climate.SCENARIOS
-    }
+    assert isinstance(dataset, gpuload.Dataset)
+    values: dict[str, dict[str, Any]] = {}
+    for scenario in climate.SCENARIOS:
+        group = dataset[scenario]
+        assert isinstance(group, gpuload.Dataset)
+        values[scenario] = {name: node[...] for name, node in group.items() if isinstance(node, gpuload.Array)}
+    return values
 
 
 def compare(stores: dict[str, Path], reads: dict[str, dict[str, dict[str, Any]]]) -> Comparison:

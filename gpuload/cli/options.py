@@ -16,15 +16,11 @@ from gpuload.errors import GpuloadError
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?", re.ASCII)
 
 
-class DeviceType(click.ParamType):
-    """``auto``, ``cpu`` or ``cuda:N``; whether the device is there is found out when it is used."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not _DEVICE.fullmatch(value):
-            self.fail(f"{value!r} is not 'auto', 'cpu' or 'cuda:N'", param, ctx)
-        return str(value)
+def device_callback(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Let ``auto``, ``cpu`` and ``cuda:N`` pass; whether the device is there is found out when it is used."""
+    if text is not None and not _DEVICE.fullmatch(text):
+        raise click.BadParameter(f"{text!r} is not 'auto', 'cpu' or 'cuda:N'", ctx, param)
+    return text
 
 
 def reading_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -32,8 +28,8 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--device",
-        type=DeviceType(),
-        default=None,
+        callback=device_callback,
+        metavar="DEVICE",
         help="Where the result goes: auto, cpu or cuda:N.  [default: the configuration's, which is auto]",
     )
     @click.option("--backend", metavar="NAME", help="Read with this fallback backend only: io_uring or posix.")

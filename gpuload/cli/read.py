@@ -10,7 +10,7 @@ import click
 import gpuload
 from gpuload.cli.digest import sha256
 from gpuload.cli.options import reading_options
-from gpuload.cli.select import Index, SelectionType
+from gpuload.cli.select import Index, selection_callback
 
 
 @click.command("read")
@@ -19,7 +19,7 @@ from gpuload.cli.select import Index, SelectionType
 @click.option(
     "--select",
     "selection",
-    type=SelectionType(),
+    callback=selection_callback,
     default="...",
     metavar="TEXT",
     help="What is read, as between brackets: '0:24,:,::2'.  [default: all]",

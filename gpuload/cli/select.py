@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from types import EllipsisType
-from typing import Any
 
 import click
 
@@ -66,15 +65,9 @@ def _integer(text: str, part: str) -> int:
     return int(text)
 
 
-class SelectionType(click.ParamType):
-    """A selection given on the command line; text that is none is wrong usage."""
-
-    name = "selection"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Index, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return parse_selection(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def selection_callback(ctx: click.Context, param: click.Parameter, text: str) -> tuple[Index, ...]:
+    """Parse the selection of a command-line option; text that is none is wrong usage."""
+    try:
+        return parse_selection(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuload.cli.select import SelectionType, parse_selection
+from gpuload.cli.select import parse_selection, selection_callback
 
 SHAPE = (5, 4, 3)
 
@@ -80,9 +80,6 @@ def test_integers_of_any_length(number: int) -> None:
     ],
 )
 def test_other_text_is_wrong_usage(text: str, message: str) -> None:
+    option = click.Option(["--select"])
     with pytest.raises(click.BadParameter, match=message):
-        SelectionType().convert(text, None, None)
-
-
-def test_a_selection_that_is_one_already_stays() -> None:
-    assert SelectionType().convert((1, ...), None, None) == (1, ...)
+        selection_callback(click.Context(click.Command("read")), option, text)
