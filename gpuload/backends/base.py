@@ -158,13 +158,17 @@ class Backend(Protocol):
     """One way to move batches into host memory; all but `availability` belongs to the I/O thread."""
 
     name: str
-    lanes: int  # batches it takes at once
     files_per_batch: int
     declined: dict[str, Reason]  # what it does without, and why: registered buffers at the memlock limit
 
     @property
     def active(self) -> int:
         """Batches it holds."""
+        ...
+
+    @property
+    def hungry(self) -> bool:
+        """Whether it has too little queued to keep its I/O rolling, and room for another batch."""
         ...
 
     def adopt(self, slab: Slab) -> bool:
@@ -176,7 +180,7 @@ class Backend(Protocol):
         ...
 
     def begin(self, batch: Batch) -> None:
-        """Start a batch; `active` was less than `lanes`."""
+        """Start a batch; it was `hungry`."""
         ...
 
     def advance(self, timeout: float) -> list[Batch]:

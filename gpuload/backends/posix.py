@@ -17,7 +17,7 @@ from gpuload.backends.base import Availability, Batch
 from gpuload.memory.slabs import Slab
 from gpuload.request import Int64, Reason
 
-LANES = 8
+LANES = 4  # batches at once: while one ends, the threads have the next
 
 
 def availability() -> Availability:
@@ -37,7 +37,6 @@ class PosixBackend:
     """
 
     name = "posix"
-    lanes = LANES
     files_per_batch = 512
 
     def __init__(self, threads: int | None = None) -> None:
@@ -50,6 +49,10 @@ class PosixBackend:
     @property
     def active(self) -> int:
         return len(self._left)
+
+    @property
+    def hungry(self) -> bool:
+        return len(self._left) < LANES
 
     def adopt(self, slab: Slab) -> bool:
         """Any memory will do."""

@@ -26,7 +26,7 @@ from gpuload.errors import BackendError, BackendUnavailableError, RegistrationEr
 from gpuload.memory.slabs import UNREGISTERED, Slab
 from gpuload.request import Int64, Reason
 
-LANES = 8
+LANES = 16
 _OPEN = 1 << 40  # in user_data: this completion is an open; bits 32-39 are the lane, bits 0-31 the row
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
@@ -77,7 +77,6 @@ class UringBackend:
     """
 
     name = "io_uring"
-    lanes = LANES
 
     def __init__(self, entries: int = 512, slots: int = 4096, window: int | None = None) -> None:
         self.ring = Ring(entries, 4 * entries)
@@ -95,11 +94,17 @@ class UringBackend:
         self._opens: deque[Rows] = deque()
         self._reads: deque[tuple[_Lane, Rows]] = deque()
         self._reading = 0
+        self._rows_left = 0
         self._done: list[Batch] = []
 
     @property
     def active(self) -> int:
         return LANES - len(self._free)
+
+    @property
+    def hungry(self) -> bool:
+        # Whatever is submitted together runs on one worker; only a queue longer than the window keeps it rolling.
+        return bool(self._free) and self._rows_left < 3 * self._window
 
     # ------------------------------------------------------------------ memory
 
@@ -132,6 +137,7 @@ class UringBackend:
         number = self._free.pop()
         lane = _Lane(number, number * self.files_per_batch, batch)
         self._lanes[number] = lane
+        self._rows_left += len(batch)
         batch.registered = batch.block.buffer != UNREGISTERED
         if batch.handles is None:
             self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
@@ -196,6 +202,7 @@ class UringBackend:
         batch = lane.batch
         batch.check()
         self.ring.update_files(lane.first, np.full(len(batch.keys), -1, np.int32))
+        self._rows_left -= len(batch)
         del self._lanes[lane.number]
         self._free.append(lane.number)
         self._done.append(batch)

@@ -119,7 +119,7 @@ class Plan:
         self.live = int(np.count_nonzero(file >= 0))
         self.file = file[: self.live]
         self.unit = request.swap or request.itemsize
-        self.pieces = collapse(_with_swap_axis(pieces, request), self.unit)
+        self.pieces = _with_swap_axis(collapse(pieces, request.itemsize), request)
         self._stored(pieces)
         self._pack(batch_bytes, piece_bytes, max_files)
 
@@ -138,13 +138,16 @@ class Plan:
             self.want = np.full(live, request.decoder.capacity, np.int64) if self.open_ended else size
         at_end = (self.file_offset + self.want == size) if request.whole and not self.open_ended else np.zeros(live, bool)
         self.surplus = at_end.astype(np.int64)
+        self.partial = not bool(at_end.all())
         self.sizes = size if request.whole and not self.open_ended else np.full(live, -1, np.int64)
 
     def _pack(self, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
         """Divide the live pieces into batches and lay each out in its block."""
         request, live = self.request, self.live
         self.piece_bytes = piece_bytes
-        stored = _round(self.want + 1)
+        # The surplus byte that proves a file's size falls on the next piece, or behind the last: it comes only with
+        # an error, when none of the block is used.
+        stored = _round(self.want)
         decoded = 0 if request.decoder is None else _round(request.decoder.decoded_size)
         self.batches: Batches = batch(
             stored + decoded, self.file, batch_bytes=batch_bytes, max_groups=max_files, align=_ALIGN, slack=0
@@ -178,8 +181,8 @@ class Plan:
         data = (0, stored)
         if self.request.decoder is not None:
             data = (stored, stored + (last - first) * self.decoded_stride)
-        probes = _ALIGN * (last - first) if self.request.whole and not self.open_ended else 0
-        return Part(first, last, data[1] + probes, data, self.open_ended)
+        proofs = _ALIGN * (last - first) if self.request.whole and not self.open_ended and self.partial else 0
+        return Part(first, last, data[1] + _ALIGN + proofs, data, self.open_ended)
 
     def batch(self, index: int, part: Part, block: Block) -> Batch:
         """The batch `index`, to be read into `block`."""
@@ -205,7 +208,7 @@ class Plan:
             want = np.minimum(want[piece] - skip, self.piece_bytes)
             offset, address, file = offset[piece] + skip, address[piece] + skip, file[piece]
         proofs_from = -1
-        if request.whole and not self.open_ended and handles is None:
+        if request.whole and not self.open_ended and handles is None and self.partial:
             # A file that is read in part: two bytes asked for at its last one must bring one.
             proved = np.zeros(len(keys), bool)
             proved[file[ask > want]] = True
@@ -215,7 +218,7 @@ class Plan:
                 row = np.searchsorted(file, probe) if (np.diff(file) >= 0).all() else _first_rows(file, probe)
                 total = sizes[row]
                 one = np.ones(len(probe), np.int64)
-                scratch = block.address + part.data[1] + _ALIGN * np.arange(len(probe))
+                scratch = block.address + part.data[1] + _ALIGN * np.arange(1, len(probe) + 1)
                 offset, want = np.concatenate((offset, total - 1)), np.concatenate((want, one))
                 ask, address = np.concatenate((ask, 2 * one)), np.concatenate((address, scratch))
                 piece, file = np.concatenate((piece, piece[row])), np.concatenate((file, probe))
@@ -248,7 +251,7 @@ def _order(file: Int64, request: ReadRequest) -> Int64 | None:
 
 
 def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
-    """Elements of several swap units (complex numbers) get an axis for them."""
+    """Elements of several swap units (complex numbers) get an axis for them, which a fill value steps along too."""
     if not request.swap or request.swap == request.itemsize:
         return pieces
     n = request.itemsize // request.swap

@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 
 _TIMEOUT = 0.05  # seconds the thread sleeps in the kernel before it looks for new jobs
 _BUSY_TIMEOUT = 0.001  # the same while two backends are at work
-_READAHEAD = 4  # batches of one job in a backend
-_LENT = 12  # blocks of one job, those being decoded or copied included
+_LENT = 16  # blocks of one job, those being decoded or copied included
 
 
 class Job:
@@ -245,7 +244,7 @@ class IoThread:
 
     def _admit_one(self, job: Job) -> bool:
         backend = self._backends[job.choice.name]
-        if not job.admissible or job.reading >= _READAHEAD or job.lent >= _LENT or backend.active >= backend.lanes:
+        if not job.admissible or job.lent >= _LENT or not backend.hungry:
             return False
         part = job.plan.part(job.next)
         block = job.block or self._take(part.block_bytes)

@@ -23,6 +23,7 @@ UNREGISTERED = -1
 SMALLEST_SLAB = 4 << 20
 LARGEST_SLAB = 64 << 20
 _GRAIN = 4096  # blocks start and end at pages
+_EXTRA = 16 * _GRAIN  # a slab is a little more than its size, for blocks that are a little more than a power of two
 
 
 class Pinning(Protocol):
@@ -159,7 +160,7 @@ class SlabPool:
 
     def grow(self, nbytes: int | None = None) -> Slab:
         """Map and touch one more slab; pinned for the device that `pin_for` named. Not yet known to a ring."""
-        slab = Slab(syscalls.map_anonymous(nbytes or self.slab_size))
+        slab = Slab(syscalls.map_anonymous((nbytes or self.slab_size) + _EXTRA))
         for device in self._devices:
             device.pin(slab.address, slab.nbytes)
         self.slabs.append(slab)
