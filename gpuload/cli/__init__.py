@@ -1,4 +1,4 @@
-"""The command line: ``gpuload demo``, ``gpuload read``.
+"""The command line: ``gpuload bench``, ``gpuload demo``, ``gpuload read``.
 
 Exit codes: 0 done, 1 an error or a difference (one line on stderr), 2 wrong usage.
 """
@@ -16,6 +16,7 @@ __all__ = ["main"]
 @click.group(
     cls=LazyGroup,
     modules={
+        "bench": "gpuload.cli.bench",
         "demo": "gpuload.cli.demo",
         "read": "gpuload.cli.read",
     },
