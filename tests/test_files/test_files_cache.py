@@ -225,7 +225,7 @@ def test_whoever_finds_no_room_waits_for_a_release(tmp_path: Path, root: Root, m
     cache = make_cache(6, per_handle=1)
     held = cache.acquire(root, keys[:3])
     got: list[list[FileHandle | None]] = []
-    waiting = threading.Thread(target=lambda: got.append(cache.acquire(root, keys[2:6])))
+    waiting = threading.Thread(target=lambda: got.append(cache.acquire(root, keys[2:6])), daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
@@ -525,6 +525,8 @@ def test_a_lease_that_the_cache_does_not_know_of_keeps_the_file_open(
 
 
 PROGRAM = """
+import atexit
+atexit.register(print, "last handler")  # registered first: all that comes after it is not the handlers' work
 import os, sys
 from gpuload.files.cache import HandleCache
 from gpuload.files.root import Root
@@ -554,7 +556,8 @@ for handle in handles:
 
 
 def test_at_exit_everything_is_deregistered_then_closed(tmp_path: Path, run_python: Any) -> None:
-    lines = run_python(PROGRAM + "cache.release(handles)", str(tmp_path)).splitlines()
+    *lines, last = run_python(PROGRAM + "cache.release(handles)", str(tmp_path)).splitlines()
+    assert last == "last handler"
     assert sorted(lines) == [f"{key} in order True" for key in "abc"]
 
 
@@ -592,5 +595,6 @@ cache.release(handles[2:])
 print("end", flush=True)
 """
     lines = run_python(program, str(tmp_path)).splitlines()
-    assert lines[:2] == ["c in order True", "end"]
-    assert sorted(lines[2:]) == ["a in order True", "b in order True"]
+    assert lines[:3] == ["last handler", "c in order True", "end"]  # the child's, then the parent's
+    assert sorted(lines[3:5]) == ["a in order True", "b in order True"]
+    assert lines[5:] == ["last handler"]

@@ -472,6 +472,8 @@ def test_the_real_reopen_asks_for_direct_io(path: Path) -> None:
 # -------------------------------------------------------------------- the end of the process, and fork
 
 SETUP = """
+import atexit
+atexit.register(print, "last handler")  # registered first: all that comes after it is not the handlers' work
 import os, sys, tempfile, threading
 from gpuload.errors import AfterForkError
 from gpuload.files.handle import FileHandle
@@ -513,7 +515,8 @@ for handle in handles:
 handles[2].acquire()
 {end}
 """
-    lines = run_python(program, str(tmp_path)).splitlines()
+    *lines, last = run_python(program, str(tmp_path)).splitlines()
+    assert last == "last handler"
     # The one in use is left to the kernel: not deregistered, so not closed either.
     assert sorted(lines) == sorted(f"{name} {key} in order True" for key in "ab" for name in ("second", "first"))
     for key in "ab":
@@ -551,4 +554,4 @@ print("end", flush=True)
 handle.release()
 handle.close()
 """
-    assert run_python(program, str(tmp_path)) == "end\ndriver a in order True\n"
+    assert run_python(program, str(tmp_path)) == "last handler\n" * 3 + "end\ndriver a in order True\nlast handler\n"
