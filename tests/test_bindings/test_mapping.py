@@ -44,6 +44,25 @@ def test_anonymous_memory(nbytes, align, huge):
         assert len(maps.readlines()) <= before + 1  # trimmed head and tail are gone as well
 
 
+@pytest.mark.parametrize(("huge", "flag"), [(True, "hg"), (False, "nh")])
+def test_huge_pages_as_asked(huge, flag):
+    mapping = map_anonymous(2 << 20, huge=huge)
+    flags: list[str] = []
+    inside = False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            first, *rest = line.split()
+            if "-" in first and not first.endswith(":"):
+                start, end = (int(edge, 16) for edge in first.split("-"))
+                inside = start <= mapping.address < end
+            elif inside and first == "VmFlags:":
+                flags = rest
+    if not {"hg", "nh"} & set(flags):
+        pytest.skip("a kernel without transparent huge pages")
+    assert flag in flags
+    mapping.close()
+
+
 def test_an_array_keeps_its_memory():
     array = map_anonymous(1 << 20).array
     gc.collect()

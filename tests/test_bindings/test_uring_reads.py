@@ -190,6 +190,8 @@ def test_enter_waits_no_longer_than_asked(ring):
     ring.enter(1, timeout=0.01)
     assert len(ring.reap()) == 0
     assert ring.inflight == 1
+    ring.enter(0, timeout=2.25)
+    assert list(ring._time) == [2, 250_000_000]  # what the kernel is told: seconds, nanoseconds
     os.write(theirs, b"late")
     while not len(done := ring.reap()):
         ring.enter(1, timeout=5)

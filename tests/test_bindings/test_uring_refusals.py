@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from gpuload.bindings import uring_setup
+from gpuload.bindings.limits import process_status
 from gpuload.bindings.uring import Ring, UringUnavailable
 from gpuload.bindings.uring_abi import PARAMS, Setup
-from gpuload.errors import BackendUnavailableError
+from gpuload.errors import BackendError, BackendUnavailableError
 from gpuload.request import Reason
 
 # A user without the capabilities that exempt root, under the limit in argv[1]; proves that the limit bites. All that
@@ -189,6 +190,35 @@ def test_flags_the_kernel_refuses():
     with pytest.raises(UringUnavailable) as caught:
         Ring(8, setup_flags=Setup.DEFER_TASKRUN)  # without SINGLE_ISSUER
     assert (caught.value.reason, caught.value.errno) == (Reason.KERNEL_TOO_OLD, errno.EINVAL)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("uring_queues", "map_descriptor"), ("uring", "Ring._probe"), ("uring", "Ring._try_direct_open")],
+)
+def test_a_ring_half_made_leaves_nothing(monkeypatch, module, name):
+    def fail(*_):
+        raise MemoryError(name)
+
+    descriptors = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(f"gpuload.bindings.{module}.{name}", fail)
+    with pytest.raises(MemoryError, match=name):
+        Ring(8)
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_what_the_system_says():
+    assert uring_setup._disabled() == 0  # or no ring could be made here
+    assert uring_setup._filtered() == (process_status("Seccomp") == "2")
+
+
+def test_a_descriptor_gone_under_the_ring():
+    ring = Ring(8)
+    os.close(ring.fd)
+    with pytest.raises(BackendError, match="io_uring_enter: Bad file descriptor"):
+        ring.enter()
+    ring.fd = os.open("/dev/null", os.O_RDONLY)
+    ring.close()
 
 
 def test_a_ring_in_every_thread():

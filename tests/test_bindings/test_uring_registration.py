@@ -112,6 +112,7 @@ def test_ranges_inside_their_buffer_only(ring, memory, files, fds, run):
         (0, 1, 0),
         (2**63 - 1, 1, 1),
         (middle, 2**40, 1),
+        (middle, -1, 1),
     ]:
         with pytest.raises(
             RegistrationError, match=rf"{size} bytes at {address:#x} are outside registered buffer {buffer}"
@@ -270,6 +271,20 @@ with Ring(4) as ring:
     ring.register_files(64)
 """
     assert python(script) == Reason.FD_LIMIT
+
+
+def test_limit_workers_refused(ring, monkeypatch):
+    def kernel(code):
+        def refuse(*_):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(ring, "_register", refuse)
+
+    kernel(errno.EINVAL)  # before 5.15
+    ring.limit_workers(2)
+    kernel(errno.EPERM)
+    with pytest.raises(BackendError, match="workers"):
+        ring.limit_workers(2)
 
 
 def test_limit_workers(ring, run, memory, fds):
