@@ -208,7 +208,7 @@ def test_a_ring_half_made_leaves_nothing(monkeypatch, module, name):
 
 
 def test_what_the_system_says():
-    assert uring_setup._disabled() == 0  # or no ring could be made here
+    assert uring_setup._disabled() in (0, 1)  # 2: no ring could be made here
     assert uring_setup._filtered() == (process_status("Seccomp") == "2")
 
 
