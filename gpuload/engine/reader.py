@@ -27,7 +27,6 @@ from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
-from gpuload.memory.slabs import Block
 from gpuload.planning.grid import Pieces
 from gpuload.request import Int64
 
@@ -138,35 +137,47 @@ def _read_once(request: ReadRequest, device: Device) -> None:
     if plan.live < len(plan.pieces):
         sink.fill(plan.live, len(plan.pieces))
         job.ledger.fill(np.arange(plan.live, len(plan.pieces)))
-    _run(io, job)
-    if not job.inline:
-        sink.finish()
+    try:
+        _run(io, job)
+        if not job.inline:
+            sink.finish()
+    except BaseException:
+        sink.abandon()
+        raise
     sink.ready()
 
 
 def _run(io: IoThread, job: Job) -> None:
-    """Hand a job over, decode and place its batches as they come, and leave only when the I/O thread is done with it."""
-    io.submit(job)
+    """Hand a job over, decode and place its batches as they come; leave only when the I/O thread is done with it."""
     interrupted: BaseException | None = None
-    while True:
+    while True:  # a round more after each Ctrl-C: what the kernel still writes to must stay until it is done
         try:
-            batch = job.ready.get()
-            if batch is None:
-                break
-            event = None
-            try:
-                if interrupted is None and job.error is None:
-                    event = _consume(job, batch)
-            finally:
-                if job.block is None:
-                    io.give(job, batch.block, event)
-        except BaseException as error:  # Ctrl-C too: what the kernel still writes to must stay until it is done
+            _serve(io, job, interrupted is None)
+            break
+        except BaseException as error:
             job.cancelled = True
             interrupted = interrupted or error
     if interrupted is not None:
         raise interrupted
     if job.error is not None:
         raise job.error
+
+
+def _serve(io: IoThread, job: Job, wanted: bool) -> None:
+    """One round of `_run`. Whatever it was doing when it was interrupted, the next one can do once more."""
+    io.submit(job)
+    while not (job.ended and job.ready.empty()):
+        batch = job.ready.get()
+        if batch is None:
+            break
+        event = None
+        try:
+            if wanted and job.error is None:
+                event = _consume(job, batch)
+        finally:
+            io.give(job, batch, event)
+    if not wanted:
+        io.give_all(job)  # those whose batch was lost between the queue and here
 
 
 def _consume(job: Job, batch: Batch) -> Any:

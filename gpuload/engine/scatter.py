@@ -39,6 +39,10 @@ class Sink(Protocol):
         """On the caller's thread: from now on its current stream sees the result."""
         ...
 
+    def abandon(self) -> None:
+        """Instead of `ready`, after an error: nothing is written to the destination any more."""
+        ...
+
 
 class HostSink:
     """Into a NumPy array of any strides."""
@@ -85,6 +89,9 @@ class HostSink:
         pass
 
     def ready(self) -> None:
+        pass
+
+    def abandon(self) -> None:
         pass
 
 
@@ -236,6 +243,10 @@ class DeviceSink:
     def ready(self) -> None:
         for stream in self.device.caller_streams():
             stream.wait_event(self._done)
+
+    def abandon(self) -> None:
+        # The caller may free the destination, and its allocator lend that memory to others, at once.
+        self.stream.synchronize()
 
 
 def _widen(plan: Plan, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], list[int]]:

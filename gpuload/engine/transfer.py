@@ -4,6 +4,9 @@ A caller hands over a job and waits. Batches are admitted in turn, one a job, so
 A batch that was read is placed at once by the I/O thread where that only starts GPU work; else it goes to the caller,
 who decodes and places it while the next ones are read.
 
+What callers tell the thread goes through one `queue.SimpleQueue`, whose `put` cannot be torn by a signal, and may be
+told twice: a caller that is interrupted at any point (Ctrl-C) starts over, and neither a lock nor a block is lost.
+
 Threads: `submit` may be called from any. Fork: the child starts a thread, a ring and a pool of its own.
 """
 
@@ -15,8 +18,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from gpuload.engine.plan import Part, Plan
 from gpuload.engine.scatter import Sink
 from gpuload.errors import TransportError
 from gpuload.memory.device import Device, GpuDevice
-from gpuload.memory.slabs import SMALLEST_SLAB, Block, SlabPool, own_block
+from gpuload.memory.slabs import SMALLEST_SLAB, Block, SlabPool
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +47,27 @@ class Job:
     Parameters
     ----------
     plan, sink
-        What to read and where it goes; without a sink the caller takes the bytes out of `block`.
+        What to read and where it goes.
     choice
         The backend that serves.
     inline
         The I/O thread places batches itself.
-    block
-        Memory of the caller's own that the plan's only batch is read into.
+    nested
+        Its caller holds blocks of another job meanwhile: it never waits for the pool, which those may have emptied.
     """
 
     def __init__(
-        self, plan: Plan, choice: registry.Choice, sink: Sink | None, *, inline: bool = False, block: Block | None = None
+        self, plan: Plan, choice: registry.Choice, sink: Sink | None, *, inline: bool = False, nested: bool = False
     ) -> None:
-        self.plan, self.choice, self.sink, self.inline, self.block = plan, choice, sink, inline, block
+        self.plan, self.choice, self.sink, self.inline, self.nested = plan, choice, sink, inline, nested
         self.ready: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.parts: dict[int, Part] = {}
+        self.taken = False  # the I/O thread knows it
+        self.ended = False  # the I/O thread is done with it, and puts no more batches
         self.next = 0  # the batch that is admitted next
         self.reading = 0  # batches in the backend
         self.lent = 0  # blocks not given back
+        self.out: dict[int, Block] = {}  # of these, the ones in the caller's hands, by number of the batch
         self.error: BaseException | None = None
         self.cancelled = False
         self.ledger = Ledger(plan, choice)
@@ -87,9 +92,7 @@ class IoThread:
         self._prepared: dict[tuple[str, str], tuple[int, int]] = {}
         self._jobs: deque[Job] = deque()
         self._copying: deque[tuple[Any, Block, Job]] = deque()  # (event, block): GPU work still reads the block
-        self._asked: deque[tuple[Callable[[], Any], queue.SimpleQueue[tuple[bool, Any]]]] = deque()
-        self._work = threading.Condition()
-        self._signals = 0
+        self._told: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self._stop = False
         self.thread = threading.Thread(target=self._run, name="gpuload-io", daemon=True)
         self.thread.start()
@@ -111,23 +114,25 @@ class IoThread:
         return known
 
     def submit(self, job: Job) -> None:
-        """Hand over a job; its `ready` queue brings batches, then None."""
-        with self._signal():
-            self._jobs.append(job)
+        """Hand over a job, or make sure that it was; its `ready` queue brings batches, then None."""
+        self._told.put((self._begin, (job,)))
+        if self.dead is not None:  # it may have looked at what it was told for the last time
+            self._fail(job, self.dead)
 
-    def give(self, job: Job, block: Block, event: Any = None) -> None:
-        """A caller is done with a block, or will be when the GPU has reached `event`."""
-        with self._signal(check=False):
-            if event is None:
-                self._release(job, block)
-            else:
-                self._copying.append((event, block, job))
+    def give(self, job: Job, batch: Batch, event: Any = None) -> None:
+        """A caller is done with the block of a batch, or will be when the GPU has reached `event`."""
+        self._told.put((self._taken_back, (job, batch.index, event)))
+
+    def give_all(self, job: Job) -> None:
+        """The caller of an interrupted job is done with every block of it."""
+        self._told.put((self._all_taken_back, (job,)))
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run `function` on the I/O thread, between batches; returns or raises what it does."""
         answer: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-        with self._signal():
-            self._asked.append((function, answer))
+        self._told.put((self._answer, (function, answer)))
+        if self.dead is not None:
+            answer.put((False, self.dead))
         done, value = answer.get()
         if not done:
             raise value
@@ -135,19 +140,9 @@ class IoThread:
 
     def stop(self) -> None:
         """Finish what is in flight, fail what is queued, free everything. Idempotent."""
-        with self._signal(check=False):
-            self._stop = True
+        self._told.put((self._end_soon, ()))
         if self.thread is not threading.current_thread():
             self.thread.join()
-
-    @contextmanager
-    def _signal(self, *, check: bool = True) -> Iterator[None]:
-        with self._work:
-            if check and (self._stop or self.dead is not None):
-                raise TransportError(f"the I/O thread has ended: {self.dead or 'it was stopped'}") from self.dead
-            yield
-            self._signals += 1
-            self._work.notify()
 
     # ------------------------------------------------------------------ on the thread
 
@@ -163,8 +158,8 @@ class IoThread:
 
     def _turn(self) -> bool:
         """Do what can be done now; False when the thread is to end."""
-        seen = self._signals
-        moved = self._answer() or self._reap_copies()
+        moved = self._listen()
+        moved |= self._reap_copies()
         while self._admit():
             moved = True
         active = [backend for backend in self._backends.values() if backend.active]
@@ -177,24 +172,57 @@ class IoThread:
             pass
         elif self._jobs and self._copying:  # a job waits for a block that the GPU still copies from
             self._copying[0][0].synchronize()
+        elif self._stop:
+            return False
         else:
-            with self._work:
-                if self._stop:
-                    return False
-                if self._signals == seen:
-                    self._work.wait()
+            self._listen(wait=True)
         return True
 
-    def _answer(self) -> bool:
-        moved = False
-        while self._asked:
-            function, answer = self._asked.popleft()
-            moved = True
+    def _listen(self, *, wait: bool = False) -> bool:
+        """Do what callers asked for; whether they did. With `wait` until one does."""
+        heard = False
+        while True:
             try:
-                answer.put((True, function()))
-            except Exception as error:
-                answer.put((False, error))
-        return moved
+                function, arguments = self._told.get(wait and not heard)
+            except queue.Empty:
+                return heard
+            function(*arguments)
+            heard = True
+
+    def _begin(self, job: Job) -> None:
+        if job.taken:
+            return
+        job.taken = True
+        if self._stop:
+            job.fail(_stopped(None))
+        self._jobs.append(job)
+
+    def _taken_back(self, job: Job, index: int, event: Any) -> None:
+        block = job.out.pop(index, None)
+        if block is None:
+            return
+        if event is None:
+            self._release(job, block)
+        else:
+            self._copying.append((event, block, job))
+
+    def _all_taken_back(self, job: Job) -> None:
+        for index in list(job.out):
+            self._taken_back(job, index, None)
+
+    def _end_soon(self) -> None:
+        self._stop = True
+        for job in self._jobs:
+            job.fail(_stopped(None))
+
+    def _answer(self, function: Callable[[], Any], answer: queue.SimpleQueue[tuple[bool, Any]]) -> None:
+        try:
+            answer.put((True, function()))
+        except Exception as error:
+            answer.put((False, error))
+        except BaseException as error:
+            answer.put((False, _stopped(error)))
+            raise
 
     def _prepare(self, name: str, device: Device) -> tuple[int, int]:
         if isinstance(device, GpuDevice):
@@ -226,35 +254,45 @@ class IoThread:
                     backend.read_plain()
 
     def _admit(self) -> bool:
-        """One batch of each job that may go on, so that none waits for another's end."""
+        """One batch of each job that may go on; those that got one are the last to get the next, so that none waits."""
         moved = False
-        for _ in range(len(self._jobs)):
-            job = self._jobs.popleft()
-            if not job.admissible and not job.reading:
-                self._end(job)
-                moved = True
-                continue
-            self._jobs.append(job)
-            try:
-                moved |= self._admit_one(job)
-            except Exception as error:
-                job.fail(error)
-                moved = True
+        served: list[Job] = []
+        try:
+            for _ in range(len(self._jobs)):
+                job = self._jobs.popleft()
+                if not job.admissible and not job.reading:
+                    moved = True
+                    self._end(job)
+                elif self._admit_one(job):
+                    moved = True
+                    served.append(job)
+                else:
+                    self._jobs.append(job)
+        except BaseException:
+            served.append(job)
+            raise
+        finally:
+            self._jobs.extend(served)
         return moved
 
     def _admit_one(self, job: Job) -> bool:
         backend = self._backends[job.choice.name]
         if not job.admissible or job.lent >= _LENT or not backend.hungry:
             return False
-        part = job.plan.part(job.next)
-        block = job.block or self._take(part.block_bytes)
-        if block is None:
-            return False
+        block: Block | None = None
         try:
+            part = job.plan.part(job.next)
+            block = self._take(part.block_bytes)
+            if block is None:
+                if not job.nested:
+                    return False
+                block = self.pool.own(part.block_bytes)
             batch = job.plan.batch(job.next, part, block)
-        except BaseException:
-            self.pool.give(block)
-            raise
+        except Exception as error:
+            if block is not None:
+                self.pool.give(block)
+            job.fail(error)
+            return True
         batch.owner = job
         job.parts[job.next] = part
         job.next += 1
@@ -266,7 +304,7 @@ class IoThread:
 
     def _take(self, nbytes: int) -> Block | None:
         if not self.pool.fits(nbytes):
-            return own_block(nbytes)
+            return self.pool.own(nbytes) if self.pool.may_own(nbytes) else None
         block = self.pool.take(nbytes)
         if block is None and self.pool.may_grow():
             self._grow()
@@ -283,6 +321,7 @@ class IoThread:
             return
         job.ledger.note(batch)
         if not job.inline:
+            job.out[batch.index] = batch.block
             job.ready.put(batch)
             return
         try:
@@ -309,40 +348,57 @@ class IoThread:
 
     def _end(self, job: Job) -> None:
         """Nothing of the job is in the backend any more: tell what was served, then let the caller go."""
-        if job.inline and job.sink is not None:
-            try:
+        try:
+            if job.inline and job.sink is not None:
                 job.sink.finish()
-            except Exception as error:
-                job.fail(error)
-        job.ledger.close()
-        job.ready.put(None)
+            job.ledger.close()
+        except Exception as error:
+            job.fail(error)
+        _let_go(job)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        job.fail(error)
+        _let_go(job)
 
     def _end_all(self, error: BaseException | None) -> None:
-        failure = TransportError(f"the I/O thread ended: {error or 'it was stopped'}")
-        failure.__cause__ = error
-        with self._work:
-            self.dead = failure
+        """Callers hear of the end when nothing is in flight any more, those who come later from `dead`."""
+        failure = _stopped(error)
         for backend in self._backends.values():
             try:
                 backend.close()
             except Exception:
                 _log.exception("closing the backend %s failed", backend.name)
-        while self._copying:
-            event, block, job = self._copying.popleft()
+        for event, block, job in self._copying:
             event.synchronize()
             self._release(job, block)
-        for _, answer in self._asked:
-            answer.put((False, failure))
+        self._copying.clear()
+        self._stop = True
+        self.dead = failure
+        try:
+            self._listen()
+        except BaseException:
+            _log.exception("the I/O thread failed at its end")
         for job in self._jobs:
-            job.fail(failure)
-            job.ready.put(None)
+            self._fail(job, failure)
         self._jobs.clear()
-        if error is None:
+        # What a caller still decodes or copies from stays mapped: until the last array of it is gone.
+        if error is None and not self.pool.lent:
             self.pool.close()
 
 
+def _let_go(job: Job) -> None:
+    job.ended = True
+    job.ready.put(None)
+
+
+def _stopped(error: BaseException | None) -> TransportError:
+    failure = TransportError(f"the I/O thread ended: {error or 'it was stopped'}")
+    failure.__cause__ = error
+    return failure
+
+
 def place(job: Job, batch: Batch) -> Any:
-    """Place a batch that was read (and decoded) with the job's sink; returns the event that frees its block, or None."""
+    """Place a batch that was read (and decoded) with its job's sink; returns the event that frees its block, or None."""
     assert job.sink is not None
     part = job.parts.pop(batch.index)
     return job.sink.place(part, batch.block, missing_pieces(batch, part))

@@ -93,12 +93,6 @@ class Block:
         return UNREGISTERED if self.slab is None else self.slab.buffer
 
 
-def own_block(nbytes: int) -> Block:
-    """A block outside every slab, for one batch that is larger than any."""
-    array = np.empty(nbytes, np.uint8)
-    return Block(array, array.ctypes.data, None)
-
-
 class SlabPool:
     """The slabs of a process.
 
@@ -118,6 +112,7 @@ class SlabPool:
         self.poison = poison
         self.slabs: list[Slab] = []
         self._lock = threading.Lock()
+        self._own = 0  # bytes of blocks outside every slab
         self._devices: list[Pinning] = []
 
     @property
@@ -128,7 +123,7 @@ class SlabPool:
     def lent(self) -> int:
         """Bytes in the hands of batches."""
         with self._lock:
-            return sum(slab.nbytes - sum(size for _, size in slab.free) for slab in self.slabs)
+            return self._own + sum(slab.nbytes - sum(size for _, size in slab.free) for slab in self.slabs)
 
     def fits(self, nbytes: int) -> bool:
         """Whether a block of `nbytes` can ever come out of a slab of this pool."""
@@ -151,12 +146,25 @@ class SlabPool:
 
     def give(self, block: Block) -> None:
         """Take a block back; every read into it and every copy out of it has ended."""
-        if block.slab is not None:
-            with self._lock:
+        with self._lock:
+            if block.slab is None:
+                self._own -= block.nbytes
+            else:
                 block.slab.mend(block.offset, block.nbytes)
 
+    def may_own(self, nbytes: int) -> bool:
+        """Whether `own` may be asked for: such blocks together have a limit as large as the slabs', but one may be."""
+        return not self._own or self._own + nbytes <= self.limit
+
+    def own(self, nbytes: int) -> Block:
+        """A block outside every slab, for a batch that is larger than any; its memory is free again after `give`."""
+        array = np.full(nbytes, 0xA5, np.uint8) if self.poison else np.empty(nbytes, np.uint8)
+        with self._lock:
+            self._own += nbytes
+        return Block(array, array.ctypes.data, None)
+
     def may_grow(self) -> bool:
-        return not self.slabs or self.nbytes + self.slab_size <= self.limit
+        return not self.slabs or self.nbytes + self.slab_size + _EXTRA <= self.limit
 
     def grow(self, nbytes: int | None = None) -> Slab:
         """Map and touch one more slab; pinned for the device that `pin_for` named. Not yet known to a ring."""
