@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuload.planning.batch import batch
 
+MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 PIECES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), max_size=40)
 
 
@@ -29,7 +30,7 @@ def greedy(padded: list[int], group: list[int], batch_bytes: int, max_groups: in
     return [*bounds, len(padded)] if padded else [0]
 
 
-@settings(max_examples=300, deadline=None)
+@MANY
 @given(PIECES, st.integers(1, 150), st.integers(1, 5), st.sampled_from([1, 8, 64]), st.integers(0, 2))
 def test_equals_the_greedy_packer(
     drawn: list[tuple[int, int]], batch_bytes: int, max_groups: int, align: int, slack: int

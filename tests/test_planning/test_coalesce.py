@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuload.planning.coalesce import coalesce
 
+MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 RANGES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 12)), max_size=30)
 
 
@@ -29,7 +30,7 @@ def greedy(ranges: list[tuple[int, int, int]], gap: int, limit: int) -> list[tup
     return merged
 
 
-@settings(max_examples=400, deadline=None)
+@MANY
 @given(RANGES, st.integers(0, 10) | st.just(2**70), st.integers(1, 40) | st.just(2**70))
 def test_rules_hold_for_any_ranges(ranges: list[tuple[int, int, int]], gap: int, limit: int) -> None:
     file, offset, size = columns(ranges)
@@ -54,7 +55,7 @@ def test_rules_hold_for_any_ranges(ranges: list[tuple[int, int, int]], gap: int,
         assert 0 <= i <= i + extent <= merged[m][2]
 
 
-@settings(max_examples=300, deadline=None)
+@MANY
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 8), st.integers(1, 12)), max_size=30),
     st.integers(0, 6),

@@ -16,6 +16,7 @@ from gpuload.planning.grid import INT64_MAX, MAX_PIECES, ChunkForm, Pieces, cut
 from gpuload.planning.placement import collapse
 from gpuload.planning.selection import AxisRange, Selection, normalise
 
+MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 DTYPES = ["u1", ">i2", "<u4", "f8", "V3", "c16"]
 
 
@@ -110,7 +111,7 @@ def destination(data: st.DataObject, selection: Selection, dtype: np.dtype) -> t
     return padded[(*(slice(None, None, step) for step in steps), ...)], flat
 
 
-@settings(max_examples=300, deadline=None)
+@MANY
 @given(cases(), st.data())
 def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
     array, key, form, piece_bytes = case
@@ -137,7 +138,7 @@ def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int |
     assert out.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=200, deadline=None)
+@MANY
 @given(cases())
 def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm, int | None]) -> None:
     array, key, form, piece_bytes = case
@@ -165,7 +166,6 @@ def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkFo
     assert (pieces.offset[1:] >= (pieces.offset + pieces.size)[:-1])[same].all()
 
 
-@settings(deadline=None)
 @given(cases())
 def test_bands_are_as_long_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm, int | None]) -> None:
     """A whole chunk is cut into as few bands as its longest contiguous slabs allow."""
@@ -216,7 +216,6 @@ def test_a_single_element_keeps_an_axis() -> None:
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_few_elements_of_gigantic_arrays(data: st.DataObject) -> None:
     """Coordinates up to 2**63: right or refused, never garbage; and the cost is that of the touched chunks."""
     ndim = data.draw(st.integers(1, 3))

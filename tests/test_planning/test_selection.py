@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuload.errors import DestinationError, SelectionError
@@ -28,7 +28,6 @@ KEYS = st.one_of(
 SELECTIONS = st.lists(KEYS, max_size=6).map(tuple) | KEYS
 
 
-@settings(deadline=None)
 @given(SHAPES, SELECTIONS)
 @example((), ())
 @example((), ...)
@@ -59,7 +58,6 @@ def test_equals_numpy(shape: tuple[int, ...], selection: Any) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-@settings(deadline=None)
 @given(SHAPES, SELECTIONS, st.data())
 def test_as_box_is_a_view_of_any_strides(shape: tuple[int, ...], selection: Any, data: st.DataObject) -> None:
     try:
