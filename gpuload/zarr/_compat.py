@@ -264,7 +264,7 @@ def byte_range(request: ByteRequest | None) -> tuple[int, int]:
 
 def numcodec(codec_id: str, configuration: Mapping[str, Any]) -> Any:
     """The codec of numcodecs with that id; raises ValueError where it is not installed."""
-    codec: Any = numcodecs.get_codec({"id": codec_id, **configuration})  # type: ignore[no-untyped-call]
+    codec: Any = numcodecs.get_codec({"id": codec_id, **configuration})
     return codec
 
 

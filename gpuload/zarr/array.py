@@ -15,7 +15,16 @@ import zarr
 from gpuload.backends import registry
 from gpuload.config import config
 from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
-from gpuload.errors import ChunkError, ChunkReadError, DestinationError, DeviceError, StrictError, UnsupportedArrayError
+from gpuload.errors import (
+    ChunkDecodeError,
+    ChunkError,
+    ChunkReadError,
+    DestinationError,
+    DeviceError,
+    StrictError,
+    UnsupportedArrayError,
+)
+from gpuload.files.root import irregular
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.grid import Pieces, cut
 from gpuload.planning.selection import Selection, normalise
@@ -333,7 +342,15 @@ class Array:
                 # No backend is a fastpath yet: all that has a file is a fallback.
                 raise StrictError(request.reason or registry.FASTPATH_REASON, repr(self))
             request = replace(request, file=np.where(there, request.file, -1))
-        read(request)
+        try:
+            read(request)
+        except ChunkDecodeError as error:
+            # A FIFO or a terminal may look like a file without bytes.
+            status = request.root.stat(error.key)
+            special = None if status is None else irregular(error.key, status)
+            if special is not None:
+                raise special from error
+            raise
 
     def _reason(self, box: Any) -> Reason | None:
         """Why no fastpath can serve this array, whatever the machine."""
@@ -373,17 +390,29 @@ def _divide(chunks: Int64, grid: tuple[int, ...]) -> tuple[Int64, Int64, Int64]:
     inner
         int64 (m,): its number in the shard's grid, C order.
     """
-    m = len(chunks)
-    shard, inner = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    shard, inner = np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.int64)
     for dim, extent in enumerate(grid):
         outer, rest = np.divmod(chunks[:, dim], extent)
-        # Numbered by what is touched along the dimension: a product of these cannot overflow, that of the grid could.
-        present, number = np.unique(outer, return_inverse=True)
-        shard = shard * len(present) + number
+        # Numbered among what is touched along the dimension: the product of these cannot overflow, as grids could.
+        number, count = _numbered(outer)
+        shard = shard * count + number
         inner = inner * extent + rest
-    _, first, shard = np.unique(shard, return_index=True, return_inverse=True)
-    shards = chunks[first] // np.array(grid, np.int64)
-    return shards, shard, inner
+    shard, count = _numbered(shard)
+    first = np.zeros(count, np.int64)
+    first[shard[::-1]] = np.arange(len(chunks))[::-1]
+    return chunks[first] // np.array(grid, np.int64), shard, inner
+
+
+def _numbered(values: Int64) -> tuple[Int64, int]:
+    """The rank of each value among the distinct ones, and how many these are."""
+    low = int(values.min())
+    span = int(values.max()) - low + 1
+    if span > 4 * len(values):
+        present, rank = np.unique(values, return_inverse=True)
+        return rank, len(present)
+    there = np.zeros(span, np.int64)
+    there[values - low] = 1
+    return (np.cumsum(there) - 1)[values - low], int(there.sum())
 
 
 def _reopen(source: Source) -> Array:

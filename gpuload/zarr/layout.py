@@ -7,7 +7,6 @@ only zarr-python's own codec pipeline decodes. With shards, the first two hold f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -265,30 +264,21 @@ def encode_keys(chunks: Int64, separator: str, prefix: str) -> list[str]:
     m, ndim = chunks.shape
     if ndim == 0:
         return [prefix or "0"] * m
-    parts = [_decimal(chunks[:, dim]) for dim in range(ndim)]
+    # Coordinates repeat a great deal: each is turned into text once, and then only joined.
+    columns = [_decimal(chunks[:, dim]).tolist() for dim in range(ndim)]
     if prefix:
-        start = prefix + separator
-        first, texts = parts[0]
-        parts[0] = first, [start + text for text in texts]
-    # Coordinates repeat a great deal: turned into text once each, then only joined.
-    columns = [[texts[i] for i in index.tolist()] for index, texts in parts]
-    return columns[0] if ndim == 1 else list(map(separator.join, zip(*columns, strict=True)))
+        columns.insert(0, [prefix] * m)
+    return columns[0] if len(columns) == 1 else list(map(separator.join, zip(*columns, strict=True)))
 
 
-def _decimal(column: Int64) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """`column` as numbers into a list of texts."""
+def _decimal(column: Int64) -> npt.NDArray[np.object_]:
+    """`column` as text."""
     if len(column) == 0:
-        return column, []
+        return np.empty(0, object)
     low, high = int(column.min()), int(column.max())
     if high - low <= 2 * len(column):
-        return column - low, list(map(str, range(low, high + 1)))
-    values, index = np.unique(column, return_inverse=True)
-    return index, list(map(str, values.tolist()))
-
-
-def chunk_count(layout: Layout) -> int:
-    """Chunks that can have a key of their own."""
-    return math.prod(
-        len(edge) if isinstance(edge, tuple) else -(-size // edge) if edge else 0
-        for size, edge in zip(layout.shape, layout.chunk_edges, strict=True)
-    )
+        values, index = range(low, high + 1), column - low
+    else:
+        present, index = np.unique(column, return_inverse=True)
+        values = present.tolist()
+    return np.array(list(map(str, values)), object)[index]

@@ -1,0 +1,66 @@
+"""What the tests of zarr arrays share: selections, the corpus, equality bit for bit, and both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from gpuload import config
+from gpuload.backends import registry
+
+
+@pytest.fixture(scope="session")
+def selections() -> Callable[[tuple[int, ...]], st.SearchStrategy[Any]]:
+    """From a shape to its basic selections in full: integers, slices of any step, ellipsis, new axes, empty ones."""
+    return _selections
+
+
+def _selections(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
+    def along(size: int) -> st.SearchStrategy[Any]:
+        index = st.integers(-size, size - 1) if size else st.nothing()
+        end = st.none() | st.integers(-size - 2, size + 2)
+        step = st.none() | st.integers(-size - 1, size + 1).filter(bool)
+        return index | st.builds(slice, end, end, step) | st.just(slice(None))
+
+    @st.composite
+    def draw_selection(draw: st.DrawFn) -> tuple[Any, ...]:
+        mentioned = draw(st.integers(0, len(shape)))
+        behind = draw(st.integers(0, mentioned))  # dimensions after the ellipsis
+        front = [draw(along(size)) for size in shape[: mentioned - behind]]
+        back = [draw(along(size)) for size in shape[len(shape) - behind :]]
+        ellipsis = [...] if behind or draw(st.booleans()) else []
+        keys = front + ellipsis + back
+        for position in sorted(draw(st.lists(st.integers(0, len(keys)), max_size=2)), reverse=True):
+            keys.insert(position, None)
+        return tuple(keys)
+
+    return draw_selection()
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Whether two arrays are equal in shape, dtype and every bit (NaN payloads too); objects and strings by value."""
+    return _same
+
+
+def _same(got: Any, expected: Any) -> bool:
+    got, expected = np.asarray(got), np.asarray(expected)
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return False
+    if got.dtype.kind in "OT" or got.dtype.hasobject:
+        return bool(np.array_equal(got, expected))
+    return got.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(params=["io_uring", "posix"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each fallback backend in turn."""
+    state = registry.available(request.param)
+    if state.reason is not None:
+        pytest.skip(f"{request.param} is not available here: {state.reason} {state.detail}")
+    with config.set(backend=request.param):
+        yield request.param
