@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from errno import ENOENT
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gpuload.errors import ChunkError, ChunkReadError, ChunkSizeError
+from gpuload.errors import ChunkReadError, ChunkSizeError
 from gpuload.files.root import Root, not_regular, open_error
 from gpuload.request import Float64, Int64, Reason
 
@@ -107,7 +108,11 @@ class Batch:
 
     def fail_open(self, file: int, errno: int) -> None:
         """A file that could not be opened: missing where it is just not there, an error otherwise."""
-        error = open_error(self.root, self.keys[file], errno)
+        error: Exception
+        try:
+            error = open_error(self.root, self.keys[file], errno)
+        except Exception as other:
+            error = other
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             self.missing[file] = True
         else:
@@ -116,7 +121,7 @@ class Batch:
     def fail_read(self, row: int, errno: int) -> None:
         """A read the kernel refused; a file that is none is named as what it is."""
         key = self.keys[int(self.file[row])]
-        error = not_regular(self.root, key)
+        error = self._irregular(key)
         self.fail(error or ChunkReadError(key, errno, f"cannot be read in {self.root.path!r}: {os.strerror(errno)}"))
 
     def check(self) -> None:
@@ -130,10 +135,36 @@ class Batch:
             return
         row = int(np.flatnonzero(wrong)[0])
         key = self.keys[int(self.file[row])]
-        self.fail(not_regular(self.root, key) or self._size_error(row, key))
+        self.fail(self._irregular(key) or self._size_error(row, key))
 
-    def _size_error(self, row: int, key: str) -> ChunkError:
-        actual = self.root.stat(key) if self.handles is None else os.fstat(self.handles[int(self.file[row])].buffered_fd)
+    def is_regular(self, file: int) -> bool:
+        """Whether a file whose read does not come back is one to wait for; if not, the batch has failed."""
+        key = self.keys[file]
+        error = self._irregular(key)
+        try:
+            if error is None and self.root.stat(key) is None:
+                error = ChunkReadError(key, ENOENT, f"vanished from {self.root.path!r} while it was read")
+        except Exception as other:
+            error = other
+        if error is not None:
+            self.fail(error)
+        return error is None
+
+    def _irregular(self, key: str) -> Exception | None:
+        """What `key` leads to instead of a regular file, or why that cannot be told."""
+        if self.handles is not None:
+            return None  # looked at when they were opened
+        try:
+            return not_regular(self.root, key)
+        except Exception as error:
+            return error
+
+    def _size_error(self, row: int, key: str) -> Exception:
+        try:
+            handle = None if self.handles is None else self.handles[int(self.file[row])]
+            actual = self.root.stat(key) if handle is None else os.fstat(handle.buffered_fd)
+        except Exception as error:
+            return error
         expected = int(self.sizes[row])
         if expected < 0:
             expected = int(self.file_offset[row] + self.want[row])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import stat
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from time import monotonic
 
 import numpy as np
@@ -28,7 +28,8 @@ def availability() -> Availability:
 class PosixBackend:
     """A pool of reading threads.
 
-    Threads: `begin` and `advance` come from one thread. Fork: the child must make its own.
+    Threads: `begin` and `advance` come from one thread. Fork: the child must make its own. Its threads serve to the
+    very end of the process; those of an executor take no work any more once the main thread has ended.
 
     Parameters
     ----------
@@ -42,7 +43,8 @@ class PosixBackend:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(16, 2 * (os.cpu_count() or 1))
         self.declined: dict[str, Reason] = {}
-        self._pool = ThreadPoolExecutor(self.threads, "gpuload-posix")
+        self._tasks: queue.SimpleQueue[tuple[Batch, Int64] | None] = queue.SimpleQueue()
+        self._started: list[threading.Thread] = []
         self._finished: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._left: dict[int, int] = {}
 
@@ -64,8 +66,14 @@ class PosixBackend:
     def begin(self, batch: Batch) -> None:
         shares = self._shares(batch)
         self._left[id(batch)] = len(shares)
+        while len(self._started) < min(self.threads, len(shares) * len(self._left)):
+            thread = threading.Thread(
+                target=_work, args=(self._tasks, self._finished), name="gpuload-posix", daemon=True
+            )
+            thread.start()
+            self._started.append(thread)
         for rows in shares:
-            self._pool.submit(self._read_share, batch, rows)
+            self._tasks.put((batch, rows))
 
     def _shares(self, batch: Batch) -> list[Int64]:
         """Rows in runs of about equal bytes; all rows of one file are in one run, so that they see one open file."""
@@ -80,63 +88,6 @@ class PosixBackend:
         count = min(len(starts), self.threads)
         cuts = starts[np.arange(count) * len(starts) // count]
         return np.split(order, cuts[1:])
-
-    def _read_share(self, batch: Batch, rows: Int64) -> None:
-        try:
-            fd, current = -1, -1
-            try:
-                for row in rows.tolist():
-                    if batch.error is not None:
-                        break
-                    file = int(batch.file[row])
-                    if file != current:
-                        if fd >= 0 and batch.handles is None:
-                            os.close(fd)
-                        fd, current = -1, file
-                        fd = self._open(batch, file)
-                    if fd >= 0:
-                        self._read_row(batch, row, fd)
-            finally:
-                if fd >= 0 and batch.handles is None:
-                    os.close(fd)
-        except Exception as error:
-            batch.fail(error)
-        finally:
-            self._finished.put(batch)
-
-    def _open(self, batch: Batch, file: int) -> int:
-        if batch.handles is not None:
-            return batch.handles[file].buffered_fd
-        try:
-            fd = batch.root.open(batch.keys[file])
-        except OSError as error:
-            if error.errno is None:
-                raise
-            batch.fail_open(file, error.errno)
-            return -1
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            rows = np.flatnonzero(batch.file == file)
-            batch.fail_read(int(rows[0]), 0)
-            return -1
-        return fd
-
-    def _read_row(self, batch: Batch, row: int, fd: int) -> None:
-        start = int(batch.address[row]) - batch.block.address
-        want, ask, offset = int(batch.want[row]), int(batch.ask[row]), int(batch.file_offset[row])
-        memory = memoryview(batch.block.array)  # type: ignore[arg-type]
-        batch.submitted[row] = monotonic()
-        got = 0
-        try:
-            while got < want:
-                n = os.preadv(fd, [memory[start + got : start + ask]], offset + got)
-                got += n
-                if n == 0:
-                    break
-        except OSError as error:
-            batch.fail_read(row, error.errno or 0)
-        batch.got[row] = got
-        batch.completed[row] = monotonic()
 
     def advance(self, timeout: float) -> list[Batch]:
         done: list[Batch] = []
@@ -155,6 +106,74 @@ class PosixBackend:
         return done
 
     def close(self) -> None:
-        """Wait for all reads, then end the threads."""
-        self._pool.shutdown(wait=True)
+        """Wait for all reads, then end the threads. Idempotent."""
+        for _ in self._started:
+            self._tasks.put(None)
+        for thread in self._started:
+            thread.join()
+        self._started.clear()
         self._left.clear()
+
+
+def _work(tasks: queue.SimpleQueue[tuple[Batch, Int64] | None], finished: queue.SimpleQueue[Batch]) -> None:
+    while (task := tasks.get()) is not None:
+        _read_share(*task)
+        finished.put(task[0])
+
+
+def _read_share(batch: Batch, rows: Int64) -> None:
+    try:
+        fd, current = -1, -1
+        try:
+            for row in rows.tolist():
+                if batch.error is not None:
+                    break
+                file = int(batch.file[row])
+                if file != current:
+                    if fd >= 0 and batch.handles is None:
+                        os.close(fd)
+                    fd, current = -1, file
+                    fd = _open(batch, file)
+                if fd >= 0:
+                    _read_row(batch, row, fd)
+        finally:
+            if fd >= 0 and batch.handles is None:
+                os.close(fd)
+    except Exception as error:
+        batch.fail(error)
+
+
+def _open(batch: Batch, file: int) -> int:
+    if batch.handles is not None:
+        return batch.handles[file].buffered_fd
+    try:
+        fd = batch.root.open(batch.keys[file])
+    except OSError as error:
+        if error.errno is None:
+            raise
+        batch.fail_open(file, error.errno)
+        return -1
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        rows = np.flatnonzero(batch.file == file)
+        batch.fail_read(int(rows[0]), 0)
+        return -1
+    return fd
+
+
+def _read_row(batch: Batch, row: int, fd: int) -> None:
+    start = int(batch.address[row]) - batch.block.address
+    want, ask, offset = int(batch.want[row]), int(batch.ask[row]), int(batch.file_offset[row])
+    memory = memoryview(batch.block.array)  # type: ignore[arg-type]
+    batch.submitted[row] = monotonic()
+    got = 0
+    try:
+        while got < want:
+            n = os.preadv(fd, [memory[start + got : start + ask]], offset + got)
+            got += n
+            if n == 0:
+                break
+    except OSError as error:
+        batch.fail_read(row, error.errno or 0)
+    batch.got[row] = got
+    batch.completed[row] = monotonic()

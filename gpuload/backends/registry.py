@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 from gpuload.backends import posix, uring
 from gpuload.backends.base import Availability, Backend
 from gpuload.config import config
-from gpuload.errors import BackendUnavailableError, ConfigError
+from gpuload.errors import BackendUnavailableError, ConfigError, RegistrationError
 from gpuload.request import Reason
 
 # Why no fastpath serves: no vendor library is driven by this version, so the first of the fixed conditions fails.
@@ -53,13 +53,26 @@ class Choice:
     declined: dict[str, Reason] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=None)
-def available(name: str) -> Availability:
-    """Whether the backend `name` can be used in this process."""
+_refused: dict[str, Availability] = {}  # those that looked usable, until one was made
+
+
+@cache
+def _asked(name: str) -> Availability:
     return _entry(name).availability()
 
 
-os.register_at_fork(after_in_child=available.cache_clear)
+def available(name: str) -> Availability:
+    """Whether the backend `name` can be used in this process."""
+    return _refused.get(name) or _asked(name)
+
+
+def forget() -> None:
+    """Ask again, the next time."""
+    _refused.clear()
+    _asked.cache_clear()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def make(name: str) -> Backend:
@@ -68,12 +81,19 @@ def make(name: str) -> Backend:
     Raises
     ------
     BackendUnavailableError
-        It cannot be used here.
+        It cannot be used here, and `available` knows from now on.
     """
     state = available(name)
     if state.reason is not None:
         raise BackendUnavailableError(name, state.reason, state.detail)
-    return _entry(name).make()
+    try:
+        return _entry(name).make()
+    except BackendUnavailableError as error:
+        _refused[name] = Availability(error.reason, error.detail)
+        raise
+    except RegistrationError as error:
+        _refused[name] = Availability(error.reason or Reason.DRIVER_ERROR, str(error))
+        raise BackendUnavailableError(name, error.reason or Reason.DRIVER_ERROR, str(error)) from error
 
 
 def choose(forced: str | None = None) -> Choice:

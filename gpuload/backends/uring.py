@@ -11,6 +11,7 @@ keeps rolling: fewer in flight than queued, new ones as old ones complete. A who
 from __future__ import annotations
 
 import errno
+import resource
 from collections import deque
 from time import monotonic
 
@@ -28,6 +29,8 @@ from gpuload.request import Int64, Reason
 
 LANES = 16
 _OPEN = 1 << 40  # in user_data: this completion is an open; bits 32-39 are the lane, bits 0-31 the row
+_CANCEL = 1 << 41  # this one is the answer to a wish to cancel
+_STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it may be of a FIFO
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
 ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
@@ -50,13 +53,14 @@ def availability() -> Availability:
 class _Lane:
     """One batch on its way through the ring."""
 
-    __slots__ = ("batch", "blob", "first", "how", "left", "number", "opening", "retries")
+    __slots__ = ("batch", "blob", "first", "how", "left", "number", "opening", "retries", "stirred")
 
     def __init__(self, number: int, first: int, batch: Batch) -> None:
         self.number, self.first, self.batch = number, first, batch
         self.left = 0
         self.opening = 0
         self.retries = 0
+        self.stirred = monotonic()  # the last time something of it came back
         self.blob: npt.NDArray[np.uint8] | None = None
         self.how: npt.NDArray[np.void] | None = None
 
@@ -71,7 +75,7 @@ class UringBackend:
     entries
         Submission queue entries.
     slots
-        Fixed file slots; a batch may have ``slots // LANES`` files.
+        Fixed file slots, at most RLIMIT_NOFILE; a batch may have ``slots // LANES`` files.
     window
         Reads in flight; None chooses 16 for reads of 1 MiB and 32 for smaller ones.
     """
@@ -79,6 +83,7 @@ class UringBackend:
     name = "io_uring"
 
     def __init__(self, entries: int = 512, slots: int = 4096, window: int | None = None) -> None:
+        slots = max(LANES, min(slots, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self.ring = Ring(entries, 4 * entries)
         try:
             self.ring.register_files(slots)
@@ -112,7 +117,7 @@ class UringBackend:
         """Register `slab` beside those before it: drain, unregister, register the longer table."""
         if "registered-buffers" in self.declined:
             return True  # it is read into without registration
-        while self._lanes:
+        while self._lanes or self.ring.inflight or self.ring.unsubmitted:
             self._step(1.0)
         if self._slabs:
             self.ring.unregister_buffers()
@@ -139,10 +144,10 @@ class UringBackend:
         self._lanes[number] = lane
         self._rows_left += len(batch)
         batch.registered = batch.block.buffer != UNREGISTERED
-        if batch.handles is None:
-            self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
-            return
         try:
+            if batch.handles is None:
+                self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
+                return
             fds = np.fromiter((h.buffered_fd for h in batch.handles), np.int32, len(batch.handles))
             self.ring.update_files(lane.first, fds)
         except Exception as error:
@@ -182,11 +187,12 @@ class UringBackend:
             return
         self._reads.append((lane, self._read_rows(lane, rows)))
 
-    def _read_rows(self, lane: _Lane, rows: Int64) -> Rows:
+    def _read_rows(self, lane: _Lane, rows: Int64, *, again: bool = False) -> Rows:
         batch = lane.batch
         got = batch.got[rows]
         ask = batch.ask[rows] - got
-        flags = abi.IOSQE_ASYNC if int(ask.max()) >= ASYNC_FROM else 0
+        # EAGAIN of a read that must not wait: a worker may.
+        flags = abi.IOSQE_ASYNC if again or int(ask.max()) >= ASYNC_FROM else 0
         return self.ring.read_rows(
             lane.first + batch.file[rows],
             batch.file_offset[rows] + got,
@@ -231,6 +237,23 @@ class UringBackend:
         completions = self.ring.reap()
         if len(completions):
             self._complete(completions)
+        now = monotonic()
+        for lane in list(self._lanes.values()):
+            if now - lane.stirred > _STUCK:
+                lane.stirred = now
+                self._look_at(lane)
+
+    def _look_at(self, lane: _Lane) -> None:
+        """Nothing has come for long. A disk may be slow; a read of a FIFO would wait for its writer for ever."""
+        batch = lane.batch
+        if batch.handles is not None:
+            return
+        waiting = np.flatnonzero((batch.submitted > 0) & (batch.completed == 0))
+        for file in np.unique(batch.file[waiting]).tolist():
+            if batch.is_regular(file):
+                continue
+            rows = waiting[batch.file[waiting] == file]
+            self.ring.push(abi.cancel_rows(lane.number << 32 | rows, np.full(len(rows), _CANCEL)))
 
     @property
     def _window(self) -> int:
@@ -262,9 +285,13 @@ class UringBackend:
         data = completions["user_data"].astype(np.int64)
         result = completions["res"].astype(np.int64)
         group = data >> 32
+        answers = group == _CANCEL >> 32
+        if answers.any():
+            group, data, result = group[~answers], data[~answers], result[~answers]
         while len(group):
             same = group == group[0]
             lane = self._lanes[int(group[0]) & 0xFF]
+            lane.stirred = monotonic()
             handle = self._opened if group[0] & (_OPEN >> 32) else self._read
             if same.all():
                 handle(lane, data & 0xFFFFFFFF, result)
@@ -309,7 +336,7 @@ class UringBackend:
             batch.fail_read(row, -code)
         lane.left -= len(rows) - int(again.sum())
         if again.any():
-            self._reads.appendleft((lane, self._read_rows(lane, rows[again])))
+            self._reads.appendleft((lane, self._read_rows(lane, rows[again], again=True)))
 
     def close(self) -> None:
         """Wait for everything in flight, then let go of files and buffers."""

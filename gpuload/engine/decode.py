@@ -6,7 +6,7 @@ A task is a share of the batch, never one small chunk; codecs release the GIL.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 
 import numpy as np
@@ -62,13 +62,32 @@ def decode(
     if shares <= 1 or decoder.decoded_size * len(which) <= _INLINE:
         _decode_share(decoder, memory, keys, stored, out_offset, which)
         return
-    futures = [
-        _pool().submit(_decode_share, decoder, memory, keys, stored, out_offset, share)
-        for share in np.array_split(which, shares)
-    ]
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    futures: list[Future[None]] = []
+    try:
+        for share in np.array_split(which, shares):
+            try:
+                futures.append(_pool().submit(_decode_share, decoder, memory, keys, stored, out_offset, share))
+            except RuntimeError:  # the main thread has ended, and with it executors take no work any more
+                _decode_share(decoder, memory, keys, stored, out_offset, share)
+    finally:  # whatever happens, nobody writes to the block afterwards
+        interrupt = _wait(futures)
+    if interrupt is not None:
+        raise interrupt
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
+
+
+def _wait(futures: list[Future[None]]) -> BaseException | None:
+    """Wait for all of them, also when interrupted (Ctrl-C); returns the interrupt."""
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            wait(futures)
+        except BaseException as error:
+            interrupt = interrupt or error
+        else:
+            return interrupt
 
 
 def _decode_share(

@@ -136,15 +136,16 @@ class Plan:
             self.file_offset = request.offset[chunk]
             self.open_ended = bool(len(size)) and int(size[0]) < 0
             self.want = np.full(live, request.decoder.capacity, np.int64) if self.open_ended else size
-        at_end = (self.file_offset + self.want == size) if request.whole and not self.open_ended else np.zeros(live, bool)
+        whole = request.whole and not self.open_ended
+        at_end = (self.file_offset + self.want == size) if whole else np.zeros(live, bool)
         self.surplus = at_end.astype(np.int64)
         self.partial = not bool(at_end.all())
-        self.sizes = size if request.whole and not self.open_ended else np.full(live, -1, np.int64)
+        self.sizes = size if whole else np.full(live, -1, np.int64)
 
     def _pack(self, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
         """Divide the live pieces into batches and lay each out in its block."""
         request, live = self.request, self.live
-        self.piece_bytes = piece_bytes
+        self.piece_bytes, self.max_files = piece_bytes, max_files
         # The surplus byte that proves a file's size falls on the next piece, or behind the last: it comes only with
         # an error, when none of the block is used.
         stored = _round(self.want)
@@ -181,7 +182,8 @@ class Plan:
         data = (0, stored)
         if self.request.decoder is not None:
             data = (stored, stored + (last - first) * self.decoded_stride)
-        proofs = _ALIGN * (last - first) if self.request.whole and not self.open_ended and self.partial else 0
+        proving = self.request.whole and not self.open_ended and self.partial
+        proofs = _ALIGN * min(last - first, self.max_files) if proving else 0
         return Part(first, last, data[1] + _ALIGN + proofs, data, self.open_ended)
 
     def batch(self, index: int, part: Part, block: Block) -> Batch:
@@ -226,7 +228,7 @@ class Plan:
         return Batch(
             root=request.root,
             keys=keys,
-            handles=handles,  # type: ignore[arg-type]
+            handles=handles,
             block=block,
             file=file,
             file_offset=offset,
@@ -246,8 +248,7 @@ def _order(file: Int64, request: ReadRequest) -> Int64 | None:
     if len(file) == 0 or (int(file[0]) >= 0 and (np.diff(file) >= 0).all()):
         return None
     start = request.offset[request.pieces.chunk] + request.pieces.offset
-    order = np.lexsort((start, np.where(file < 0, np.iinfo(np.int64).max, file)))
-    return order
+    return np.lexsort((start, np.where(file < 0, np.iinfo(np.int64).max, file)))
 
 
 def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:

@@ -22,7 +22,7 @@ from gpuload.engine.decode import decode, decode_chunk
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
 from gpuload.engine.transfer import IoThread, Job, io_thread, missing_pieces, place
-from gpuload.errors import ChunkSizeError, StrictError
+from gpuload.errors import BackendUnavailableError, ChunkSizeError, StrictError
 from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
@@ -74,8 +74,7 @@ def read(request: ReadRequest) -> None:
     """
     if not len(request.pieces):
         return
-    if isinstance(device := of(request.out), GpuDevice):
-        check_process(device.name)
+    device = of(request.out)
     if config.get("strict") and bool((request.file >= 0).any()):
         reason = request.reason or registry.FASTPATH_REASON
         raise StrictError(reason, "" if request.reason else registry.FASTPATH_DETAIL)
@@ -124,16 +123,18 @@ def _expected(request: ReadRequest, file: Int64, n: int) -> list[int]:
     return size.tolist()
 
 
-def _read_once(request: ReadRequest, device: Device) -> None:
-    choice = registry.choose(config.get("backend"))
+def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) -> None:
+    if isinstance(device, GpuDevice):
+        check_process(device.name)
     io = io_thread()
-    batch_bytes, max_files = io.prepare(choice.name, device)
+    choice, (batch_bytes, max_files) = _choose(io, device)
     plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=config.get("piece_bytes"), max_files=max_files)
     if request.handles is None and plan.needs_handles:
         _read_in_waves(request, device)
         return
     sink: Sink = DeviceSink(plan, device) if isinstance(device, GpuDevice) else HostSink(plan)
-    job = Job(plan, choice, sink, inline=isinstance(device, GpuDevice) and request.decoder is None)
+    inline = isinstance(device, GpuDevice) and request.decoder is None
+    job = Job(plan, choice, sink, inline=inline, nested=nested)
     if plan.live < len(plan.pieces):
         sink.fill(plan.live, len(plan.pieces))
         job.ledger.fill(np.arange(plan.live, len(plan.pieces)))
@@ -145,6 +146,17 @@ def _read_once(request: ReadRequest, device: Device) -> None:
         sink.abandon()
         raise
     sink.ready()
+
+
+def _choose(io: IoThread, device: Device) -> tuple[registry.Choice, tuple[int, int]]:
+    """The backend that serves, and the bytes and files of its batches."""
+    while True:
+        choice = registry.choose(config.get("backend"))
+        try:
+            return choice, io.prepare(choice.name, device)
+        except BackendUnavailableError:
+            if registry.available(choice.name).usable:
+                raise
 
 
 def _run(io: IoThread, job: Job) -> None:
@@ -213,7 +225,7 @@ def _decode_large(plan: Plan, key: str, out: npt.NDArray[np.uint8]) -> None:
     """A chunk whose stored bytes are more than its decoder expects: read it again, whole."""
     decoder = plan.request.decoder
     assert decoder is not None
-    stored = fetch(plan.request.root, [key])[0]
+    stored = fetch(plan.request.root, [key], nested=True)[0]
     if stored is None:
         raise ChunkSizeError(key, decoder.capacity, 0, "the file vanished while it was read")
     decode_chunk(decoder, key, stored, out)
@@ -227,6 +239,7 @@ def fetch(
     *,
     device: Device = HOST,
     handles: Sequence[FileHandle | None] | None = None,
+    nested: bool = False,
 ) -> list[Any]:
     """Whole files or byte ranges of files.
 
@@ -242,6 +255,8 @@ def fetch(
         Where the bytes go.
     handles
         Open handles of `keys`, leased by the caller.
+    nested
+        The caller holds blocks of the pool meanwhile.
 
     Returns
     -------
@@ -253,7 +268,7 @@ def fetch(
     starts = list(offsets) if offsets is not None else [0] * len(keys)
     lengths = list(sizes) if sizes is not None else [-1] * len(keys)
     if handles is not None:
-        return _fetch(root, keys, starts, lengths, device, handles)
+        return _fetch(root, keys, starts, lengths, device, handles, nested)
     result: list[Any] = []
     wave = handle_cache().wave_size
     for at in range(0, len(keys), wave):
@@ -262,7 +277,7 @@ def fetch(
         with lease(root, distinct) as leased:
             by_key = dict(zip(distinct, leased, strict=True))
             held = [by_key[key] for key in keys[part]]
-            result += _fetch(root, keys[part], starts[part], lengths[part], device, held)
+            result += _fetch(root, keys[part], starts[part], lengths[part], device, held, nested)
     return result
 
 
@@ -273,6 +288,7 @@ def _fetch(
     lengths: Sequence[int],
     device: Device,
     handles: Sequence[FileHandle | None],
+    nested: bool,
 ) -> list[Any]:
     ranges = [None if h is None else _clip(h.size, a, n) for h, a, n in zip(handles, starts, lengths, strict=True)]
     offset = np.array([0 if r is None else r[0] for r in ranges], np.int64)
@@ -280,7 +296,7 @@ def _fetch(
     room = -(-size // _APART) * _APART
     place = np.cumsum(room) - room
     out = device.empty((int(room.sum()),), np.uint8)
-    read_ranges(root, keys, handles, offset, size, place, out)
+    read_ranges(root, keys, handles, offset, size, place, out, nested=nested)
     return [
         None if r is None else out[at : at + n] for r, at, n in zip(ranges, place.tolist(), size.tolist(), strict=True)
     ]
@@ -294,6 +310,8 @@ def read_ranges(
     size: Int64,
     place: Int64,
     out: Any,
+    *,
+    nested: bool = False,
 ) -> None:
     """Read byte ranges of open files into one uint8 array of one dimension.
 
@@ -331,10 +349,8 @@ def read_ranges(
     if not len(pieces):
         return
     file = np.arange(len(size), dtype=np.int64)
-    request = ReadRequest(
-        root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles=handles
-    )
-    _read_once(request, of(out))
+    request = ReadRequest(root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles=handles)
+    _read_once(request, of(out), nested=nested)
 
 
 def _clip(size: int, start: int, length: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ A sink belongs to one read. Its `place` is called by one thread at a time.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -148,7 +148,7 @@ extern "C" __global__ void place(const u1* from, u1* to, const long long* stride
 _THREADS = 256
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(index: int, width: int) -> Any:
     import cupy
 

@@ -398,7 +398,7 @@ def _stopped(error: BaseException | None) -> TransportError:
 
 
 def place(job: Job, batch: Batch) -> Any:
-    """Place a batch that was read (and decoded) with its job's sink; returns the event that frees its block, or None."""
+    """Place a batch that was read (and decoded) with its job's sink; returns the event that frees its block or None."""
     assert job.sink is not None
     part = job.parts.pop(batch.index)
     return job.sink.place(part, batch.block, missing_pieces(batch, part))

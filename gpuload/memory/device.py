@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -147,7 +147,7 @@ class GpuDevice(Device):
 HOST = HostDevice()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _gpu(index: int) -> GpuDevice:
     return GpuDevice(index)
 
