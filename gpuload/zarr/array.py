@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
-from gpuload.backends import registry
-from gpuload.config import config
-from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
 from gpuload.errors import (
-    ChunkDecodeError,
-    ChunkError,
-    ChunkReadError,
     DestinationError,
     DeviceError,
-    StrictError,
     UnsupportedArrayError,
 )
-from gpuload.files.root import irregular
 from gpuload.memory.device import HOST, Device, of
-from gpuload.planning.grid import Pieces, cut
 from gpuload.planning.selection import Selection, normalise
-from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
-from gpuload.zarr.foreign import read_foreign, touched_chunks
-from gpuload.zarr.layout import Layout, Road, layout_of
-from gpuload.zarr.shards import changed, locate
+from gpuload.zarr.layout import Layout, layout_of
+from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 
 
@@ -66,10 +53,9 @@ class Array:
 
     def __init__(self, source: Source, array: zarr.Array[Any]) -> None:
         self._source = source
-        self._zarr = array
         description = _compat.describe(array)
         self._layout = layout_of(description)
-        self._strict = source.strict
+        self._reader = Reader(self._layout, source, array)
         self.name = source.path
         self.chunks = description.chunks
         self.shards = description.shards
@@ -152,7 +138,7 @@ class Array:
         if out is None:
             return self._make(selection)
         self._check_destination(out, selection)
-        self._fill(selection, out)
+        self._reader.fill(selection, out)
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -160,7 +146,7 @@ class Array:
             raise ValueError("an array in files cannot become a NumPy array without a copy")
         selection = normalise(..., self.shape)
         out = HOST.empty(selection.shape, self.dtype)
-        self._fill(selection, out)
+        self._reader.fill(selection, out)
         result: npt.NDArray[Any] = out if dtype is None else out.astype(dtype, copy=False)
         return result
 
@@ -179,7 +165,7 @@ class Array:
         device = self._result_device()
         dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
         out = device.empty(selection.shape, dtype)
-        self._fill(selection, out)
+        self._reader.fill(selection, out)
         return out
 
     def _result_device(self) -> Device:
@@ -203,216 +189,6 @@ class Array:
             raise DestinationError(f"out has shape {tuple(out.shape)}, the selection {selection.shape}")
         if device.is_host and not out.flags.writeable:
             raise DestinationError("out is read-only")
-
-    def _fill(self, selection: Selection, out: Any) -> None:
-        """Read into `out`, whose shape and dtype are right."""
-        if 0 in selection.box:
-            return
-        source = self._source
-        source.root.refresh()
-        on_host = isinstance(out, np.ndarray)
-        if self._layout.road is not Road.FOREIGN:
-            self._fill_own(selection, selection.as_box(out), on_host)
-            return
-        reason = Reason.HOST_CODEC if self._source.device.is_host or not on_host else Reason.HOST_DTYPE
-        if self._is_strict() and self._any_file(selection):
-            raise StrictError(reason, f"{self!r} is decoded by zarr-python on the host")
-        if on_host:
-            read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, selection.as_box(out))
-            return
-        box = np.empty(selection.box, self.dtype)
-        read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, box)
-        native = box.astype(self.dtype.newbyteorder("="), copy=False)
-        selection.as_box(out)[...] = source.device.xp.asarray(native)
-
-    def _fill_own(self, selection: Selection, box: Any, on_host: bool) -> None:
-        """By the raw and the encoded road."""
-        layout = self._layout
-        form = layout.form
-        assert form is not None
-        pieces = cut(
-            selection,
-            layout.shape,
-            form,
-            box.strides,
-            piece_bytes=None if layout.decoder else int(config.get("piece_bytes")),
-        )
-        fill = self._fill_whole if layout.index is None else self._fill_inner
-        swap = layout.swap(box.dtype)
-        fill(pieces, box, 0 if on_host else swap)
-        if on_host and swap:
-            box.byteswap(inplace=True)
-
-    def _fill_whole(self, pieces: Pieces, box: Any, swap: int) -> None:
-        """Each chunk is a file."""
-        layout = self._layout
-        m = len(pieces.chunks)
-        keys = self._keys(pieces.chunks)
-        assert layout.form is not None
-        size = -1 if layout.decoder else layout.form.nbytes
-        file, offset = np.arange(m), np.zeros(m, np.int64)
-        self._read(self._request(keys, file, offset, np.full(m, size), pieces, box, swap, whole=True), None)
-
-    def _fill_inner(self, pieces: Pieces, box: Any, swap: int) -> None:
-        """Each chunk is a range of a shard, which the shard's index tells."""
-        layout = self._layout
-        assert layout.index is not None
-        assert layout.form is not None
-        shards, shard, inner = _divide(pieces.chunks, layout.index.grid)
-        keys = self._keys(shards)
-        exact = None if layout.decoder else layout.form.nbytes
-        wave = handle_cache().wave_size
-        for first in range(0, len(keys), wave):
-            chosen = (shard >= first) & (shard < first + wave)
-            names = keys[first : first + wave]
-            for last_try in (False, True):
-                if self._read_shards(names, shard - first, inner, chosen, exact, pieces, box, swap, last_try=last_try):
-                    break
-
-    def _read_shards(
-        self,
-        keys: list[str],
-        shard: Int64,
-        inner: Int64,
-        chosen: npt.NDArray[np.bool_],
-        exact: int | None,
-        pieces: Pieces,
-        box: Any,
-        swap: int,
-        *,
-        last_try: bool,
-    ) -> bool:
-        """Read the chosen chunks from the open files of their shards; False: somebody wrote to one meanwhile."""
-        layout, root = self._layout, self._source.root
-        assert layout.index is not None
-        root.refresh()
-        with lease(root, keys) as handles:
-            try:
-                places = np.zeros((3, len(shard)), np.int64)
-                places[:, chosen] = locate(root, keys, handles, layout.index, shard[chosen], inner[chosen], exact=exact)
-                file, offset, size = places
-                request = self._request(keys, file, offset, size, pieces, box, swap, whole=False)
-                self._read(replace(request, handles=handles).part(chosen), [h is not None for h in handles])
-                written = changed(handles)
-            except ChunkError:
-                written = changed(handles)
-                if written is None:
-                    raise
-        if written is not None and last_try:
-            raise ChunkReadError(written, errno.ESTALE, "the shard was written to while it was being read, twice")
-        return written is None
-
-    def _request(
-        self,
-        keys: list[str],
-        file: Int64,
-        offset: Int64,
-        size: Int64,
-        pieces: Pieces,
-        box: Any,
-        swap: int,
-        *,
-        whole: bool,
-    ) -> ReadRequest:
-        layout = self._layout
-        return ReadRequest(
-            root=self._source.root,
-            keys=keys,
-            file=file,
-            offset=offset,
-            size=size,
-            whole=whole,
-            pieces=pieces,
-            itemsize=layout.dtype.itemsize,
-            swap=swap,
-            decoder=layout.decoder,
-            fill=layout.fill,
-            out=box,
-            reason=self._reason(box),
-        )
-
-    def _read(self, request: ReadRequest, present: Sequence[bool] | None) -> None:
-        """Hand `request` to the engine; `present` tells which keys have a file, where that is known."""
-        if self._is_strict():
-            if present is None:
-                present = [stat is not None for stat in request.root.stats(request.keys)]
-            there = request.file >= 0
-            there[there] = np.asarray(present, bool)[request.file[there]]
-            if there[request.pieces.chunk].any():
-                # No backend is a fastpath yet: all that has a file is a fallback.
-                raise StrictError(request.reason or registry.FASTPATH_REASON, repr(self))
-            request = replace(request, file=np.where(there, request.file, -1))
-        try:
-            read(request)
-        except ChunkDecodeError as error:
-            # A FIFO or a terminal may look like a file without bytes.
-            status = request.root.stat(error.key)
-            special = None if status is None else irregular(error.key, status)
-            if special is not None:
-                raise special from error
-            raise
-
-    def _reason(self, box: Any) -> Reason | None:
-        """Why no fastpath can serve this array, whatever the machine."""
-        if self._layout.decoder is not None:
-            return Reason.HOST_CODEC
-        if isinstance(box, np.ndarray) and not self._source.device.is_host:
-            return Reason.HOST_DTYPE
-        return None
-
-    def _keys(self, chunks: Int64) -> list[str]:
-        prefix = self._source.prefix
-        keys = self._layout.keys(chunks)
-        return [prefix + key for key in keys] if prefix else keys
-
-    def _is_strict(self) -> bool:
-        return bool(config.get("strict")) if self._strict is None else self._strict
-
-    def _any_file(self, selection: Selection) -> bool:
-        """Whether one of the chunks of a foreign array has a file."""
-        root = self._source.root
-        return any(
-            stat is not None
-            for chunks in touched_chunks(self._layout, selection)
-            for stat in root.stats(self._keys(chunks))
-        )
-
-
-def _divide(chunks: Int64, grid: tuple[int, ...]) -> tuple[Int64, Int64, Int64]:
-    """Shards of inner chunks.
-
-    Returns
-    -------
-    shards
-        int64 (s, ndim): coordinates of the touched shards.
-    shard
-        int64 (m,): the row of `shards` each chunk is in.
-    inner
-        int64 (m,): its number in the shard's grid, C order.
-    """
-    shard, inner = np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.int64)
-    for dim, extent in enumerate(grid):
-        outer, rest = np.divmod(chunks[:, dim], extent)
-        # Numbered among what is touched along the dimension: the product of these cannot overflow, as grids could.
-        number, count = _numbered(outer)
-        shard = shard * count + number
-        inner = inner * extent + rest
-    shard, count = _numbered(shard)
-    first = np.zeros(count, np.int64)
-    first[shard[::-1]] = np.arange(len(chunks))[::-1]
-    return chunks[first] // np.array(grid, np.int64), shard, inner
-
-
-def _numbered(values: Int64) -> tuple[Int64, int]:
-    """The rank of each value among the distinct ones, and how many these are."""
-    low = int(values.min())
-    span = int(values.max()) - low + 1
-    if span > 4 * len(values):
-        present, rank = np.unique(values, return_inverse=True)
-        return rank, len(present)
-    there = np.zeros(span, np.int64)
-    there[values - low] = 1
-    return (np.cumsum(there) - 1)[values - low], int(there.sum())
 
 
 def _reopen(source: Source) -> Array:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuload.errors import UnsupportedArrayError
 from gpuload.planning.grid import ChunkForm
@@ -21,6 +20,7 @@ from gpuload.request import Int64
 from gpuload.zarr import _compat
 from gpuload.zarr._compat import Description
 from gpuload.zarr.codecs import ChainDecoder, Crc32c, Stage, stage_for
+from gpuload.zarr.keys import key_function
 from gpuload.zarr.shards import IndexForm
 
 Codec = Mapping[str, Any]
@@ -101,7 +101,7 @@ def layout_of(description: Description) -> Layout:
     UnsupportedArrayError
         A codec that is not installed; names it.
     """
-    keys = _key_function(description)
+    keys = key_function(description)
     regular = all(isinstance(edge, int) for edge in description.chunk_edges)
     chain = _understand(description)
     chunk_shape = tuple(edge for edge in description.chunk_edges if isinstance(edge, int))
@@ -243,42 +243,3 @@ def _inner(sharding: Codec, shard_shape: tuple[int, ...]) -> tuple[_Chain | None
         checksum=checksum,
     )
     return chain, index, shape
-
-
-def _key_function(description: Description) -> Callable[[Int64], list[str]]:
-    if description.separator is None:
-        encode = description.encode_key
-        return lambda chunks: [encode(tuple(row)) for row in chunks.tolist()]
-    separator, prefix = description.separator, description.key_prefix
-    return lambda chunks: encode_keys(chunks, separator, prefix)
-
-
-def encode_keys(chunks: Int64, separator: str, prefix: str) -> list[str]:
-    """Chunk keys of the default (`prefix` "c") and the v2 encoding (no prefix), many at once.
-
-    Parameters
-    ----------
-    chunks
-        int64 (m, ndim): coordinates.
-    """
-    m, ndim = chunks.shape
-    if ndim == 0:
-        return [prefix or "0"] * m
-    # Coordinates repeat a great deal: each is turned into text once, and then only joined.
-    columns = [_decimal(chunks[:, dim]).tolist() for dim in range(ndim)]
-    if prefix:
-        columns.insert(0, [prefix] * m)
-    return columns[0] if len(columns) == 1 else list(map(separator.join, zip(*columns, strict=True)))
-
-
-def _decimal(column: Int64) -> npt.NDArray[np.object_]:
-    """`column` as text."""
-    if len(column) == 0:
-        return np.empty(0, object)
-    low, high = int(column.min()), int(column.max())
-    if high - low <= 2 * len(column):
-        values, index = range(low, high + 1), column - low
-    else:
-        present, index = np.unique(column, return_inverse=True)
-        values = present.tolist()
-    return np.array(list(map(str, values)), object)[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuload import config
 from gpuload.backends import registry
+from gpuload.memory.device import HostDevice
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +55,22 @@ def _same(got: Any, expected: Any) -> bool:
     if got.dtype.kind in "OT" or got.dtype.hasobject:
         return bool(np.array_equal(got, expected))
     return got.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def poisoned_results() -> Iterator[None]:
+    """Every new result on the host is full of 0xA5, so that what is not written shows."""
+    make = HostDevice.empty
+
+    def poisoned(self: HostDevice, shape: Sequence[int], dtype: Any, order: str = "C") -> Any:
+        array = make(self, shape, dtype, order)
+        if not array.dtype.hasobject and array.dtype.kind != "T" and array.dtype.itemsize:
+            array.reshape(-1, order="A").view(f"V{array.dtype.itemsize}")[...] = np.void(b"\xa5" * array.dtype.itemsize)
+        return array
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostDevice, "empty", poisoned)
+        yield
 
 
 @pytest.fixture(params=["io_uring", "posix"])

@@ -21,8 +21,8 @@ import gpuload
 from gpuload import config
 from gpuload.errors import DeviceError, EscapesStoreError, UnsupportedArrayError
 from gpuload.zarr import Array, Dataset, DeviceStore
-from gpuload.zarr.array import _divide
-from gpuload.zarr.layout import encode_keys
+from gpuload.zarr.keys import encode_keys
+from gpuload.zarr.reader import _divide
 from gpuload.zarr.shards import IndexCache
 
 DATA = np.arange(24, dtype="f4").reshape(4, 6)

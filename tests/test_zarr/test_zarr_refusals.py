@@ -289,9 +289,9 @@ def test_a_shard_that_changes_during_the_read(tmp_path: Path, monkeypatch: pytes
             file.write_bytes(bytes(256) + file.read_bytes()[256:])
         return found(handles)
 
-    monkeypatch.setattr("gpuload.zarr.array.changed", rewritten)
+    monkeypatch.setattr("gpuload.zarr.reader.changed", rewritten)
     assert array[:2].sum() == 0  # read again, by the index of what is there now
-    monkeypatch.setattr("gpuload.zarr.array.changed", lambda handles: "c/0/0")
+    monkeypatch.setattr("gpuload.zarr.reader.changed", lambda handles: "c/0/0")
     with pytest.raises(ChunkReadError, match="c/0/0"):
         array[...]
 

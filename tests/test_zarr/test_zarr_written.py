@@ -36,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 
 RNG = np.random.default_rng(7)
 Same = Callable[[Any, Any], bool]
+HAS_RECTILINEAR = hasattr(zarr.core.metadata.v3, "RectilinearChunkGridMetadata")
 SHAPE, CHUNKS = (7, 9, 5), (3, 4, 2)
 
 
@@ -340,6 +341,23 @@ def test_what_only_zarr_decodes(tmp_path: Path, same: Same) -> None:
         out = np.empty(right.shape, right.dtype)
         assert read.read(out=out) is out
         assert same(out, right), name
+
+
+@pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr-python has no rectilinear chunk grids")
+@pytest.mark.parametrize("dtype", ["<i4", str])
+def test_rectilinear_chunks(tmp_path: Path, same: Same, dtype: Any) -> None:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        array = zarr.create_array(
+            str(tmp_path / "a"),
+            shape=(9, 7),
+            chunks=[[2, 4, 3], [1, 6]],
+            dtype=dtype,
+            fill_value="-" if dtype is str else -1,
+        )
+        array[:6] = np.arange(42).reshape(6, 7).astype(array.dtype)
+        read = check(tmp_path / "a", same, (slice(1, 8, 3), slice(None, None, -1)), (5, 6), (slice(8, 1, -2), 0))
+        assert read.chunks is None
+        assert "chunks=None" in repr(read)
 
 
 def test_missing_chunks_are_not_read(tmp_path: Path) -> None:

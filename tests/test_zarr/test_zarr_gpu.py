@@ -1,0 +1,104 @@
+"""Results on a device: native byte order, equal to zarr-python's bit for bit, ready on the current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
+
+import gpuload
+from gpuload.errors import DestinationError
+from gpuload.memory import device
+from gpuload.zarr import Array, DeviceStore
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(device.gpu_count() == 0, reason="no GPU that CuPy sees"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+SHAPE, CHUNKS, SHARDS = (7, 9, 5), (3, 4, 2), (6, 8, 4)
+SELECTIONS = [..., (slice(None, None, -2), 3), (slice(2, 6), None, slice(8, 0, -3)), (1, 2, 3), slice(3, 3)]
+KINDS: dict[str, dict[str, Any]] = {
+    "raw": {"compressors": None},
+    "zstd": {},
+    "shards": {"compressors": None, "shards": SHARDS},
+    "encoded shards": {"shards": SHARDS},
+    "transposed": {"compressors": None, "filters": [TransposeCodec(order=(2, 0, 1))]},
+    "foreign": {"compressors": [ZstdCodec(), GzipCodec()]},
+    "v2": {"zarr_format": 2, "order": "F"},
+}
+
+
+def written(path: Path, kind: str, dtype: str, endian: str) -> tuple[Any, Any]:
+    options = dict(KINDS[kind])
+    stored = np.dtype(dtype)
+    if kind == "v2":
+        stored = stored.newbyteorder("<" if endian == "little" else ">")
+    else:
+        options["serializer"] = BytesCodec(endian=endian)
+    array = zarr.create_array(str(path), shape=SHAPE, chunks=CHUNKS, dtype=stored, fill_value=1, **options)
+    size = 6 * 9 * 5
+    bits = np.random.default_rng(3).bytes(size * stored.itemsize)
+    values = np.frombuffer(bits, stored) if stored.kind != "b" else np.arange(size) % 3 == 0
+    array[:6] = values.reshape(6, 9, 5)
+    return gpuload.open(path, device="cuda"), np.asarray(array[...]).astype(stored.newbyteorder("="))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["b1", "i1", "i2", "f4", "f8", "c8", "c16", "u8", "f2"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_on_a_device(
+    tmp_path: Path, kind: str, dtype: str, endian: str, same: Callable[[Any, Any], bool], backend: str
+) -> None:
+    import cupy
+
+    array, right = written(tmp_path / "a", kind, dtype, endian)
+    assert array.device.startswith("cuda:")
+    for selection in SELECTIONS:
+        got = array[selection]
+        assert isinstance(got, cupy.ndarray)
+        assert got.dtype.isnative
+        assert same(got.get(), right[selection])
+    out = cupy.zeros((14, 9, 10), right.dtype)
+    array.read(out=out[::-2, :, 1::2])
+    assert same(out[::-2, :, 1::2].get(), right)
+    assert not out[::2].any()
+    with cupy.cuda.Stream(non_blocking=True):
+        assert same((array[...] == array[...]).all().get()[()], np.array_equal(right, right))
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "S3", "U3", str])
+def test_what_a_device_cannot_hold(tmp_path: Path, dtype: Any) -> None:
+    zarr.create_array(str(tmp_path / "a"), shape=(5,), chunks=(2,), dtype=dtype)
+    array = gpuload.open(tmp_path / "a", device="cuda")
+    assert isinstance(array, Array)
+    assert isinstance(array[...], np.ndarray)
+
+
+def test_a_destination_elsewhere(tmp_path: Path) -> None:
+    import cupy
+
+    array, _ = written(tmp_path / "a", "raw", "f4", "little")
+    with pytest.raises(DestinationError, match="cpu"):
+        array.read(out=np.empty(SHAPE, "f4"))
+    host = gpuload.open(tmp_path / "a", device="cpu")
+    with pytest.raises(DestinationError, match="cuda"):
+        host.read(out=cupy.empty(SHAPE, "f4"))  # type: ignore[union-attr]
+
+
+def test_the_store_hands_out_device_buffers(tmp_path: Path) -> None:
+    import cupy
+    from zarr.core.buffer import gpu
+
+    array, right = written(tmp_path / "a", "raw", "f4", "little")
+    buffer = DeviceStore(tmp_path / "a").get_sync("c/0/0/0", prototype=gpu.buffer_prototype)
+    assert buffer is not None
+    assert isinstance(buffer.as_array_like(), cupy.ndarray)
+    assert len(buffer) == 3 * 4 * 2 * 4
+    assert array.shape == right.shape
