@@ -22,10 +22,10 @@ from gpuload.engine.decode import decode, decode_chunk
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
 from gpuload.engine.transfer import IoThread, Job, io_thread, missing_pieces, place
-from gpuload.errors import BackendUnavailableError, ChunkSizeError, StrictError
+from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError
 from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle
-from gpuload.files.root import Root
+from gpuload.files.root import Root, not_regular
 from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
 from gpuload.planning.grid import Pieces
 from gpuload.request import Int64
@@ -218,7 +218,14 @@ def _decode(plan: Plan, batch: Batch, part: Part) -> None:
         for i in np.flatnonzero(size >= plan.want[first:last]).tolist():  # it may go on beyond what was expected
             _decode_large(plan, keys[i], batch.block.array[int(out[i]) : int(out[i]) + decoder.decoded_size])
             size[i] = -1
-    decode(decoder, batch.block.array, keys, (start, size), out)
+    try:
+        decode(decoder, batch.block.array, keys, (start, size), out)
+    except ChunkDecodeError as error:
+        # A FIFO that nobody writes, or a device, may give no bytes at all.
+        irregular = not_regular(plan.request.root, error.key) if batch.handles is None else None
+        if irregular is not None:
+            raise irregular from error
+        raise
 
 
 def _decode_large(plan: Plan, key: str, out: npt.NDArray[np.uint8]) -> None:
