@@ -88,21 +88,21 @@ $(STAMPS)/pip:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install -qq --editable '.[demo]'
+	@$(PIP) install -qq --editable '.[demo]'
 	@touch $@
 
 $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install -qq --editable '.[demo,pandas]' --group test
+	@$(PIP) install -qq --editable '.[demo,pandas]' --group test
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test
-	$(PIP) install -qq --group lint
+	@$(PIP) install -qq --group lint
 	@touch $@
 
 $(STAMPS)/lab: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install -qq --editable '.[all]'
+	@$(PIP) install -qq --editable '.[all]'
 	@touch $@
 
 $(STAMPS)/wheel: pyproject.toml Makefile $(STAMPS)/pip
-	$(PIP) install -qq build
+	@$(PIP) install -qq build
 	@touch $@
