@@ -194,7 +194,7 @@ class IoThread:
             return
         job.taken = True
         if self._stop:
-            job.fail(_stopped(None))
+            job.fail(self.dead or _stopped(None))
         self._jobs.append(job)
 
     def _taken_back(self, job: Job, index: int, event: Any) -> None:
