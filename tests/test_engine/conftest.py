@@ -184,7 +184,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Slabs are poisoned in every test, and after it no block is lent, no slot of the ring is taken, no handle leased."""
+    """Slabs are poisoned in every test, and after it no block is lent and no handle leased."""
     with config.set(poison=True):
         yield
     assert lent() == 0
