@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from errno import ENOENT
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -88,6 +87,7 @@ class Batch:
     missing: npt.NDArray[np.bool_] = field(init=False)
     error: Exception | None = None
     registered: bool = False
+    blob: npt.NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.want)
@@ -176,13 +176,12 @@ class Batch:
             seen = int(self.file_offset[row] + self.got[row])
         return ChunkSizeError(key, expected, seen, hint)
 
-    def blob(self) -> bytes:
-        """The keys as the kernel wants them: NUL-terminated, one after the other."""
-        return os.fsencode("\0".join(self.keys)) + b"\0"
-
-    def started_at(self) -> float:
-        live = self.submitted[self.submitted > 0]
-        return float(live.min()) if len(live) else monotonic()
+    def names(self) -> Int64:
+        """int64 (files,): the address of each key as the kernel wants it, NUL-terminated, while the batch lives."""
+        self.blob = np.frombuffer(os.fsencode("\0".join(self.keys)) + b"\0", np.uint8)
+        starts = np.zeros(len(self.keys), np.int64)
+        starts[1:] = np.flatnonzero(self.blob == 0)[:-1] + 1
+        return starts + self.blob.ctypes.data
 
 
 class Backend(Protocol):

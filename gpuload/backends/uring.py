@@ -29,6 +29,7 @@ from gpuload.request import Int64, Reason
 
 LANES = 16
 _OPEN = 1 << 40  # in user_data: this completion is an open; bits 32-39 are the lane, bits 0-31 the row
+_ROW = 0xFFFFFFFF
 _CANCEL = 1 << 41  # this one is the answer to a wish to cancel
 _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it may be of a FIFO
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
@@ -51,18 +52,23 @@ def availability() -> Availability:
 
 
 class _Lane:
-    """One batch on its way through the ring."""
+    """One batch on its way through the ring.
 
-    __slots__ = ("batch", "blob", "first", "how", "left", "number", "opening", "retries", "stirred")
+    What comes back is noted row by row in lists: for the few completions of one round that is cheaper than arrays.
+    """
+
+    __slots__ = ("batch", "completed", "first", "got", "left", "names", "number", "opening", "retries", "stirred", "want")
 
     def __init__(self, number: int, first: int, batch: Batch) -> None:
         self.number, self.first, self.batch = number, first, batch
         self.left = 0
         self.opening = 0
         self.retries = 0
-        self.stirred = monotonic()  # the last time something of it came back
-        self.blob: npt.NDArray[np.uint8] | None = None
-        self.how: npt.NDArray[np.void] | None = None
+        self.stirred = 0.0  # the last time something of it came back
+        self.names: Int64 | None = None
+        self.want: list[int] = batch.want.tolist()
+        self.got = [0] * len(batch)
+        self.completed = [0.0] * len(batch)
 
 
 class UringBackend:
@@ -101,6 +107,9 @@ class UringBackend:
         self._reading = 0
         self._rows_left = 0
         self._done: list[Batch] = []
+        self._hows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
+        self._count: Int64 = np.arange(max(1024, self.files_per_batch), dtype=np.int64)
+        self._empty = np.full(self.files_per_batch, -1, np.int32)
 
     @property
     def active(self) -> int:
@@ -141,12 +150,16 @@ class UringBackend:
     def begin(self, batch: Batch) -> None:
         number = self._free.pop()
         lane = _Lane(number, number * self.files_per_batch, batch)
+        lane.stirred = monotonic()
         self._lanes[number] = lane
         self._rows_left += len(batch)
         batch.registered = batch.block.buffer != UNREGISTERED
         try:
+            if batch.registered:
+                self._check_block(batch)
             if batch.handles is None:
-                self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
+                lane.names = batch.names()
+                self._open(lane, self._count[: len(batch.keys)])
                 return
             fds = np.fromiter((h.buffered_fd for h in batch.handles), np.int32, len(batch.handles))
             self.ring.update_files(lane.first, fds)
@@ -154,21 +167,21 @@ class UringBackend:
             batch.fail(error)
         self._queue_reads(lane)
 
+    def _check_block(self, batch: Batch) -> None:
+        """The rows of a batch lie in its block; the block must lie in its registered buffer."""
+        address, nbytes = self.ring.buffers[batch.block.buffer]
+        if not address <= batch.block.address <= address + nbytes - batch.block.nbytes:
+            self.ring.check_ranges(batch.block.buffer, batch.block.address, batch.block.nbytes)
+
     def _open(self, lane: _Lane, files: Int64) -> None:
-        batch = lane.batch
-        if lane.blob is None:
-            lane.blob = np.frombuffer(batch.blob(), np.uint8)
-            lane.how = np.zeros(1, OPEN_HOW)
-            lane.how["flags"], lane.how["resolve"] = batch.root.open_flags, int(batch.root.resolve)
-        assert lane.how is not None
-        ends = np.flatnonzero(lane.blob == 0)
-        starts = np.concatenate(([0], ends[:-1] + 1))
+        assert lane.names is not None
+        root = lane.batch.root
+        how = self._hows.get((root.open_flags, root.resolve))
+        if how is None:
+            how = self._hows[root.open_flags, root.resolve] = np.zeros(1, OPEN_HOW)
+            how["flags"], how["resolve"] = root.open_flags, int(root.resolve)
         rows = abi.openat2_rows(
-            batch.root.fd,
-            lane.blob.ctypes.data + starts[files],
-            lane.how.ctypes.data,
-            lane.first + files,
-            _OPEN | lane.number << 32 | files,
+            root.fd, lane.names[files], how.ctypes.data, lane.first + files, files + (_OPEN | lane.number << 32)
         )
         lane.opening += len(files)
         self._opens.append(rows)
@@ -176,38 +189,42 @@ class UringBackend:
     def _queue_reads(self, lane: _Lane) -> None:
         """Every file is open or known to be missing: the reads may go."""
         batch = lane.batch
-        rows = np.arange(len(batch), dtype=np.int64)
+        rows: Int64 | None = None
         if batch.error is not None:
-            rows = rows[:0]
+            rows = self._count[:0]
         elif batch.missing.any():
-            rows = rows[~batch.missing[batch.file]]
-        lane.left = len(rows)
+            rows = np.flatnonzero(~batch.missing[batch.file])
+        lane.left = len(batch) if rows is None else len(rows)
         if not lane.left:
             self._finish(lane)
             return
         self._reads.append((lane, self._read_rows(lane, rows)))
 
-    def _read_rows(self, lane: _Lane, rows: Int64, *, again: bool = False) -> Rows:
+    def _read_rows(self, lane: _Lane, which: Int64 | None) -> Rows:
+        """Reads of all rows of a batch, or of some, from their beginning."""
         batch = lane.batch
-        got = batch.got[rows]
-        ask = batch.ask[rows] - got
-        # EAGAIN of a read that must not wait: a worker may.
-        flags = abi.IOSQE_ASYNC if again or int(ask.max()) >= ASYNC_FROM else 0
-        return self.ring.read_rows(
-            lane.first + batch.file[rows],
-            batch.file_offset[rows] + got,
-            batch.address[rows] + got,
-            ask,
-            lane.number << 32 | rows,
+        rows = abi.read_rows(
+            batch.file + lane.first,
+            batch.file_offset,
+            batch.address,
+            batch.ask,
+            self._numbers(len(batch)) + (lane.number << 32),
             buf_index=batch.block.buffer if batch.registered else None,
-            fixed_file=True,
-            flags=flags,
+            flags=abi.IOSQE_ASYNC if max(lane.want) >= ASYNC_FROM else 0,
         )
+        return rows if which is None else rows[which]
+
+    def _numbers(self, n: int) -> Int64:
+        if n > len(self._count):
+            self._count = np.arange(2 * n, dtype=np.int64)
+        return self._count[:n]
 
     def _finish(self, lane: _Lane) -> None:
         batch = lane.batch
+        batch.got[:] = lane.got
+        batch.completed[:] = lane.completed
         batch.check()
-        self.ring.update_files(lane.first, np.full(len(batch.keys), -1, np.int32))
+        self.ring.update_files(lane.first, self._empty[: len(batch.keys)])
         self._rows_left -= len(batch)
         del self._lanes[lane.number]
         self._free.append(lane.number)
@@ -237,6 +254,11 @@ class UringBackend:
         completions = self.ring.reap()
         if len(completions):
             self._complete(completions)
+        else:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Nothing came for as long as the caller would wait."""
         now = monotonic()
         for lane in list(self._lanes.values()):
             if now - lane.stirred > _STUCK:
@@ -248,7 +270,7 @@ class UringBackend:
         batch = lane.batch
         if batch.handles is not None:
             return
-        waiting = np.flatnonzero((batch.submitted > 0) & (batch.completed == 0))
+        waiting = np.flatnonzero((batch.submitted > 0) & (np.array(lane.completed) == 0))
         for file in np.unique(batch.file[waiting]).tolist():
             if batch.is_regular(file):
                 continue
@@ -265,78 +287,78 @@ class UringBackend:
 
     def _push_reads(self) -> None:
         room = self._window - self._reading
-        now = monotonic()
         while room > 0 and self._reads:
             lane, rows = self._reads[0]
             pushed = self.ring.push(rows[:room])
-            which = (rows["user_data"][:pushed] & 0xFFFFFFFF).astype(np.int64)
-            submitted = lane.batch.submitted
-            submitted[which] = np.where(submitted[which] > 0, submitted[which], now)
+            if not pushed:
+                return
+            first = int(rows["user_data"][0]) & _ROW
+            if pushed == 1:
+                if not lane.batch.submitted[first]:  # else it is sent once more
+                    lane.batch.submitted[first] = monotonic()
+            else:
+                which = (rows["user_data"][:pushed] & _ROW).astype(np.int64)
+                lane.batch.submitted[which] = monotonic()
             self._reading += pushed
             room -= pushed
             if pushed == len(rows):
                 self._reads.popleft()
             else:
                 self._reads[0] = (lane, rows[pushed:])
-                if not pushed:
-                    break
 
     def _complete(self, completions: Rows) -> None:
-        data = completions["user_data"].astype(np.int64)
-        result = completions["res"].astype(np.int64)
-        group = data >> 32
-        answers = group == _CANCEL >> 32
-        if answers.any():
-            group, data, result = group[~answers], data[~answers], result[~answers]
-        while len(group):
-            same = group == group[0]
-            lane = self._lanes[int(group[0]) & 0xFF]
-            lane.stirred = monotonic()
-            handle = self._opened if group[0] & (_OPEN >> 32) else self._read
-            if same.all():
-                handle(lane, data & 0xFFFFFFFF, result)
-                return
-            handle(lane, data[same] & 0xFFFFFFFF, result[same])
-            rest = ~same
-            group, data, result = group[rest], data[rest], result[rest]
+        now = monotonic()
+        lanes = self._lanes
+        for data, result in zip(completions["user_data"].tolist(), completions["res"].tolist(), strict=True):
+            if data >= _CANCEL:
+                continue
+            lane = lanes[data >> 32 & 0xFF]
+            lane.stirred = now
+            row = data & _ROW
+            if data >= _OPEN:
+                lane.opening -= 1
+                if result < 0:
+                    self._open_failed(lane, row, -result)
+                if not lane.opening:
+                    self._queue_reads(lane)
+                continue
+            self._reading -= 1
+            lane.completed[row] = now
+            if result > 0:
+                lane.got[row] += result
+            if lane.got[row] < lane.want[row] and self._goes_on(lane, row, result):
+                continue
+            lane.left -= 1
+            if not lane.left:
+                self._finish(lane)
 
-    def _opened(self, lane: _Lane, files: Int64, result: Int64) -> None:
-        lane.opening -= len(files)
-        failed = result < 0
-        if failed.any():
-            again = failed & np.isin(-result, _RETRY)
-            if again.any() and lane.retries < _OPEN_RETRIES:
-                lane.retries += 1
-                self._open(lane, files[again])
-                failed &= ~again
-            for file, code in zip(files[failed].tolist(), (-result[failed]).tolist(), strict=True):
-                lane.batch.fail_open(file, code)
-        if not lane.opening:
-            self._queue_reads(lane)
-
-    def _read(self, lane: _Lane, rows: Int64, result: Int64) -> None:
-        batch = lane.batch
-        self._reading -= len(rows)
-        batch.completed[rows] = monotonic()
-        if (result >= batch.want[rows]).all() and not batch.got[rows].any():
-            batch.got[rows] = result
-            lane.left -= len(rows)
+    def _open_failed(self, lane: _Lane, file: int, code: int) -> None:
+        if code in _RETRY and lane.retries < _OPEN_RETRIES:
+            lane.retries += 1
+            self._open(lane, np.array([file], np.int64))
         else:
-            self._read_slowly(lane, rows, result)
-        if not lane.left:
-            self._finish(lane)
+            lane.batch.fail_open(file, code)
 
-    def _read_slowly(self, lane: _Lane, rows: Int64, result: Int64) -> None:
-        """A read that failed, came short, was interrupted, or met the end of its file."""
+    def _goes_on(self, lane: _Lane, row: int, result: int) -> bool:
+        """A read that came short, failed, or met the end of its file: whether it is sent once more."""
         batch = lane.batch
-        batch.got[rows] += np.maximum(result, 0)
-        ended = (result == 0) | (batch.got[rows] >= batch.want[rows]) | (batch.error is not None)
-        again = ~ended & ((result > 0) | np.isin(-result, _RETRY))
-        for row, code in zip(rows[~ended & ~again].tolist(), result[~ended & ~again].tolist(), strict=True):
-            batch.fail_read(row, -code)
-        lane.left -= len(rows) - int(again.sum())
-        if again.any():
-            self._reads.appendleft((lane, self._read_rows(lane, rows[again], again=True)))
+        if result == 0 or batch.error is not None:
+            return False
+        if result < 0 and -result not in _RETRY:
+            batch.fail_read(row, -result)
+            return False
+        got = lane.got[row]
+        rest = abi.read_rows(
+            lane.first + batch.file[row : row + 1],
+            batch.file_offset[row : row + 1] + got,
+            batch.address[row : row + 1] + got,
+            batch.ask[row : row + 1] - got,
+            np.array([lane.number << 32 | row], np.int64),
+            buf_index=batch.block.buffer if batch.registered else None,
+            flags=abi.IOSQE_ASYNC,  # EAGAIN of a read that must not wait: a worker may
+        )
+        self._reads.appendleft((lane, rest))
+        return True
 
     def close(self) -> None:
         """Wait for everything in flight, then let go of files and buffers."""

@@ -106,7 +106,7 @@ def _rows(batch: Batch) -> _Rows:
     """A row a piece; the several reads of one piece (its parts, the proof of its file's size) are one row."""
     size = batch.got if batch.open_ended else batch.want
     piece = batch.piece
-    n = int(piece.max()) + 1 if len(piece) else 0
+    n = int(piece[: batch.proofs_from].max()) + 1 if len(piece) else 0
     if n == len(piece):
         return _Rows(batch.keys, batch.file, batch.file_offset, size, batch.got, batch.submitted, batch.completed)
     first = np.full(n, len(piece), np.int64)

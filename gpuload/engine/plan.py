@@ -167,11 +167,33 @@ class Plan:
                 self.data_offset = self.data_offset + np.repeat(self.stored_bytes, np.diff(self.batches.bounds))
         self.source = self.data_offset + self.pieces.source[:live]
         self.decoded_stride = decoded
+        self._number_files(first)
+
+    def _number_files(self, first: Int64) -> None:
+        """Each live piece's file, counted from the first file of its batch; and the distinct files of each batch."""
+        live = self.live
+        self._count = np.arange(int(np.diff(self.batches.bounds).max(initial=0)), dtype=np.int64)
+        new = np.ones(live, bool)
+        new[1:] = self.file[1:] != self.file[:-1]
+        new[self.batches.bounds[:-1]] = True
+        number = np.cumsum(new) - 1
+        self._local_file = number - number[first] if live else number
+        self._distinct = self.file[new].tolist()
+        self._file_bounds = [*(number[self.batches.bounds[:-1]].tolist() if live else []), len(self._distinct)]
 
     @property
     def needs_handles(self) -> bool:
         """Some chunk is read in more than one batch: its file must stay open between them."""
         return bool(self.batches.held.any())
+
+    @property
+    def largest_data(self) -> int:
+        """The most bytes of a block that one batch's pieces lie in."""
+        if not self.live:
+            return 0
+        if self.request.decoder is None:
+            return int(self.stored_bytes.max())
+        return int(np.diff(self.batches.bounds).max()) * self.decoded_stride
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -190,14 +212,13 @@ class Plan:
         """The batch `index`, to be read into `block`."""
         request = self.request
         a, b = part.first, part.last
-        files, file = _files(self.file[a:b])
-        keys = [request.keys[i] for i in files.tolist()]
-        handles = None
-        if request.handles is not None:
-            handles = [request.handles[i] for i in files.tolist()]
+        file = self._local_file[a:b]
+        files = self._distinct[self._file_bounds[index] : self._file_bounds[index + 1]]
+        keys = [request.keys[i] for i in files]
+        handles = None if request.handles is None else [request.handles[i] for i in files]
         want, offset = self.want[a:b], self.file_offset[a:b]
         address = block.address + self.stored_offset[a:b]
-        piece = np.arange(b - a, dtype=np.int64)
+        piece = self._count[: b - a]
         ask, sizes = want + self.surplus[a:b], self.sizes[a:b]
         if request.decoder is not None and len(want) and int(want.max()) > self.piece_bytes:
             count = np.maximum(1, -(-want // self.piece_bytes))
@@ -262,12 +283,6 @@ def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
         source_strides=(*pieces.source_strides, request.swap),
         place_strides=(*pieces.place_strides, request.swap),
     )
-
-
-def _files(file: Int64) -> tuple[Int64, Int64]:
-    """The distinct entries of a non-decreasing column, and each row's number among them."""
-    new = np.concatenate(([True], file[1:] != file[:-1]))
-    return file[new], np.cumsum(new) - 1
 
 
 def _first_rows(file: Int64, wanted: Int64) -> Int64:

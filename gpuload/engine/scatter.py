@@ -146,6 +146,12 @@ extern "C" __global__ void place(const u1* from, u1* to, const long long* stride
 }
 """
 _THREADS = 256
+_MAX_HIGH = 65535  # blocks along the second axis of a grid
+
+
+def _blocks(units: int) -> int:
+    """Blocks of threads that one piece of `units` is given."""
+    return max(1, min(1024, -(-units // _THREADS)))
 
 
 @cache
@@ -181,7 +187,6 @@ class DeviceSink:
             fill_strides[-1] = request.swap
         self._total = count.prod(axis=1)
         strides = np.array([*from_strides, *to_strides, *fill_strides, *to_strides], np.int64)
-        largest = max((plan.part(i).data[1] - plan.part(i).data[0] for i in range(len(plan))), default=0)
         cuda = self.xp.cuda
         with device.handle:
             before = cuda.Event(disable_timing=True)
@@ -191,50 +196,53 @@ class DeviceSink:
                 self._table = self.xp.asarray(table)
                 self._strides = self.xp.asarray(strides)
                 self._fill = self.xp.asarray(np.frombuffer(request.fill * max(1, 16 // len(request.fill)), np.uint8))
-                self._stage = self.xp.empty(max(largest, 1), self.xp.uint8)
+                self._stage = self.xp.empty(max(plan.largest_data, 1), self.xp.uint8)
             self._done = cuda.Event(disable_timing=True)
+            self._kernel = _kernel(device.index, width).kernel
+        self._wide = _blocks(int(self._total.max(initial=0)))
+        self._constant = (np.uint64(self._to), np.uint64(self._strides.data.ptr))
+        self._shape = (np.int32(self._k), np.int32(self._swap))
 
     def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> Any:
         start, stop = part.data
-        with self.device.handle, self.stream:
-            self.xp.cuda.runtime.memcpyAsync(
-                self._stage.data.ptr, block.address + start, stop - start, 1, self.stream.ptr
-            )  # 1: host to device
+        stage, stream = self._stage.data.ptr, self.stream
+        with self.device.handle:
+            # 1: host to device
+            self.xp.cuda.runtime.memcpyAsync(stage, block.address + start, stop - start, 1, stream.ptr)
             # Offsets in the plan count from the start of the block, the scratch holds it from `start`.
-            self._launch(self._stage.data.ptr - start, slice(part.first, part.last), missing)
+            if missing is None:
+                table = self._table.data.ptr + part.first * self._table.strides[0]
+                self._launch(stage - start, self._constant[1], table, part.last - part.first, self._wide)
+            else:
+                which = np.arange(part.first, part.last)
+                with stream:
+                    self._launch_rows(stage - start, self._constant[1], self._rows(which[~missing]))
+                    self._fill_rows(which[missing])
             event = self.xp.cuda.Event(disable_timing=True)
-            event.record(self.stream)
+            event.record(stream)
         return event
 
-    def _launch(self, source: int, rows: slice, missing: npt.NDArray[np.bool_] | None) -> None:
-        if missing is not None and missing.any():
-            which = np.arange(rows.start, rows.stop)
-            self._run(source, self._strides[: 2 * self._k], self._rows(which[~missing]), self._total[rows][~missing])
-            self._run_fill(which[missing])
-            return
-        self._run(source, self._strides[: 2 * self._k], self._table[rows], self._total[rows])
+    def _launch(self, source: int, strides: np.uint64, table: int, n: int, wide: int) -> None:
+        k, swap = self._shape
+        arguments = (np.uint64(source), self._constant[0], strides, np.uint64(table), k, np.int32(n), swap)
+        self._kernel((wide, min(n, _MAX_HIGH)), (_THREADS,), arguments, 0, self.stream)
 
     def _rows(self, which: npt.NDArray[np.int64]) -> Any:
         return self._table[self.xp.asarray(which)]
 
-    def _run(self, source: int, strides: Any, table: Any, total: npt.NDArray[np.int64]) -> None:
-        n = len(total)
-        if not n:
-            return
-        wide = max(1, min(1024, -(-int(total.max()) // _THREADS)))
-        high = max(1, min(n, 65535))
-        kernel = _kernel(self.device.index, self._width)
-        arguments = (np.uint64(source), np.uint64(self._to), strides, table, np.int32(self._k), np.int32(n))
-        kernel((wide, high), (_THREADS,), (*arguments, np.int32(self._swap)))
+    def _launch_rows(self, source: int, strides: np.uint64, rows: Any) -> None:
+        if len(rows):
+            self._launch(source, strides, rows.data.ptr, len(rows), self._wide)
 
-    def _run_fill(self, which: npt.NDArray[np.int64]) -> None:
+    def _fill_rows(self, which: npt.NDArray[np.int64]) -> None:
         rows = self._rows(which)
         rows[:, 0] = 0
-        self._run(self._fill.data.ptr, self._strides[2 * self._k :], rows, self._total[which])
+        strides = self._strides.data.ptr + 2 * self._k * self._strides.itemsize
+        self._launch_rows(self._fill.data.ptr, np.uint64(strides), rows)
 
     def fill(self, first: int, last: int) -> None:
         with self.device.handle, self.stream:
-            self._run_fill(np.arange(first, last))
+            self._fill_rows(np.arange(first, last))
 
     def finish(self) -> None:
         with self.device.handle:
