@@ -354,6 +354,8 @@ class IoThread:
             job.ledger.close()
         except Exception as error:
             job.fail(error)
+        if job.cancelled:  # its caller uses none of them any more, and may have been torn away by one Ctrl-C too many
+            self._all_taken_back(job)
         _let_go(job)
 
     def _fail(self, job: Job, error: BaseException) -> None:
