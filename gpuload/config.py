@@ -15,14 +15,15 @@ DEFAULTS: dict[str, Any] = {
     "strict": False,  # every fallback becomes a StrictError
     "follow_links": False,  # let links below a store's root leave it
     "slab": {
-        "size": 32 << 20,  # one slab; at least, at most 64 MiB
+        "size": 64 << 20,  # one slab, at most; the first is half of it
         "limit": 512 << 20,  # all slabs of the process
     },
-    "batch_bytes": 8 << 20,  # ranges that are read, copied and placed together
+    "batch_bytes": 32 << 20,  # ranges that are read, copied and placed together, at most
     "piece_bytes": 1 << 20,  # the longest single read
     "uring": {
-        "entries": 512,
-        "slots": 4096,  # fixed files
+        "entries": 2048,
+        "slots": 8192,  # fixed files
+        "mode": "auto",  # "window" | "chains" | "auto": chains for short reads
         "window": None,  # reads in flight; None: chosen from the size of the pieces
     },
     "posix": {"threads": None},  # None: twice the cores, at most 16

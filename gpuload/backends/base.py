@@ -79,6 +79,7 @@ class Batch:
     sizes: Int64
     open_ended: bool = False
     proofs_from: int = -1  # rows from here on only prove the size of a file; -1: none does
+    dense: bool = True  # most of its files are likely to be there
     owner: Any = None
     index: int = 0
     got: Int64 = field(init=False)

@@ -32,7 +32,9 @@ class Entry:
 
 
 def _make_uring() -> Backend:
-    return uring.UringBackend(config.get("uring.entries"), config.get("uring.slots"), config.get("uring.window"))
+    return uring.UringBackend(
+        config.get("uring.entries"), config.get("uring.slots"), config.get("uring.window"), config.get("uring.mode")
+    )
 
 
 def _make_posix() -> Backend:

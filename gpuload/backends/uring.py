@@ -4,13 +4,17 @@ Each batch has a lane, a run of slots in the ring's file table. Its files are op
 descriptor, no close a file) or, when already open, put there; a read is submitted only after its own open succeeded,
 and the slots are emptied when the batch is done, so that no read can meet the file that had its slot before.
 
-Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them on all cores, as long as the window
-keeps rolling: fewer in flight than queued, new ones as old ones complete. A whole batch at once would run on one core.
+Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in one
+of two ways. Long reads go through a rolling window: fewer in flight than queued, new ones as old ones complete (a whole
+batch at once would run on one core). Short ones, whose every completion would cost as much as the read, are submitted a
+batch at a time as linked chains that the kernel works off by itself; what of a chain was cancelled behind an open that
+failed goes through the window.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections import deque
 from time import monotonic
@@ -19,22 +23,27 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.backends.base import Availability, Batch
+from gpuload.backends.chains import weave
 from gpuload.bindings import uring_abi as abi
 from gpuload.bindings.syscalls import OPEN_HOW
 from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
-from gpuload.errors import BackendError, BackendUnavailableError, RegistrationError
+from gpuload.errors import BackendError, BackendUnavailableError, ConfigError, RegistrationError
 from gpuload.memory.slabs import UNREGISTERED, Slab
 from gpuload.request import Int64, Reason
 
 LANES = 16
 _OPEN = 1 << 40  # in user_data: this completion is an open; bits 32-39 are the lane, bits 0-31 the row
 _ROW = 0xFFFFFFFF
-_CANCEL = 1 << 41  # this one is the answer to a wish to cancel
+_CHAIN = 1 << 41  # it belongs to a chain
+_CANCEL = 1 << 42  # this one is the answer to a wish to cancel
 _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it may be of a FIFO
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
 ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
+CHAIN_UP_TO = 512 << 10  # longer reads go through the window
+_DEPTH = 3  # batches that are under way together, at least
+_MODES = ("auto", "window", "chains")
 
 
 def availability() -> Availability:
@@ -57,18 +66,35 @@ class _Lane:
     What comes back is noted row by row in lists: for the few completions of one round that is cheaper than arrays.
     """
 
-    __slots__ = ("batch", "completed", "first", "got", "left", "names", "number", "opening", "retries", "stirred", "want")
+    __slots__ = (
+        "batch", "completed", "first", "got", "left", "names", "number", "opened", "opening", "retries", "rows",
+        "stirred", "want",
+    )  # fmt: skip
 
     def __init__(self, number: int, first: int, batch: Batch) -> None:
         self.number, self.first, self.batch = number, first, batch
-        self.left = 0
-        self.opening = 0
+        self.rows: Int64 | None = None  # what is to be read; None: every row
+        self.left = 0  # completions that are still to come
+        self.opening = 0  # opens, of these
         self.retries = 0
-        self.stirred = 0.0  # the last time something of it came back
+        self.stirred = monotonic()  # the last time something of it came back
         self.names: Int64 | None = None
-        self.want: list[int] = batch.want.tolist()
-        self.got = [0] * len(batch)
-        self.completed = [0.0] * len(batch)
+        self.want: list[int] = []
+        self.got: list[int] = []
+        self.completed: list[float] = []
+        self.opened: Int64 | None = None  # of a chain: what each open answered
+
+    @property
+    def mark(self) -> int:
+        """What the user data of its reads has beside the row."""
+        return self.number << 32 | (0 if self.opened is None else _CHAIN)
+
+    def list_rows(self) -> None:
+        """From now on what comes back is noted row by row."""
+        self.want = self.batch.want.tolist()
+        self.got = self.batch.got.tolist()
+        self.completed = self.batch.completed.tolist()
+        self.opened = None
 
 
 class UringBackend:
@@ -84,11 +110,15 @@ class UringBackend:
         Fixed file slots, at most RLIMIT_NOFILE; a batch may have ``slots // LANES`` files.
     window
         Reads in flight; None chooses 16 for reads of 1 MiB and 32 for smaller ones.
+    mode
+        ``"window"`` or ``"chains"``; ``"auto"``: chains for reads of at most 512 KiB.
     """
 
     name = "io_uring"
 
-    def __init__(self, entries: int = 512, slots: int = 4096, window: int | None = None) -> None:
+    def __init__(self, entries: int = 2048, slots: int = 8192, window: int | None = None, mode: str = "auto") -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"uring.mode = {mode!r} is none of {', '.join(_MODES)}")
         slots = max(LANES, min(slots, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self.ring = Ring(entries, 4 * entries)
         try:
@@ -97,7 +127,8 @@ class UringBackend:
             self.ring.close()
             raise
         self.files_per_batch = slots // LANES
-        self.window = window
+        self.window, self.mode = window, mode
+        self.chains = max(8, os.cpu_count() or 1)
         self.declined: dict[str, Reason] = {}
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
@@ -106,6 +137,8 @@ class UringBackend:
         self._reads: deque[tuple[_Lane, Rows]] = deque()
         self._reading = 0
         self._rows_left = 0
+        self._woven: deque[Rows] = deque()
+        self._chained: dict[int, _Lane] = {}
         self._done: list[Batch] = []
         self._hows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
         self._count: Int64 = np.arange(max(1024, self.files_per_batch), dtype=np.int64)
@@ -118,7 +151,7 @@ class UringBackend:
     @property
     def hungry(self) -> bool:
         # Whatever is submitted together runs on one worker; only a queue longer than the window keeps it rolling.
-        return bool(self._free) and self._rows_left < 3 * self._window
+        return bool(self._free) and (len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self._window)
 
     # ------------------------------------------------------------------ memory
 
@@ -150,7 +183,6 @@ class UringBackend:
     def begin(self, batch: Batch) -> None:
         number = self._free.pop()
         lane = _Lane(number, number * self.files_per_batch, batch)
-        lane.stirred = monotonic()
         self._lanes[number] = lane
         self._rows_left += len(batch)
         batch.registered = batch.block.buffer != UNREGISTERED
@@ -159,13 +191,19 @@ class UringBackend:
                 self._check_block(batch)
             if batch.handles is None:
                 lane.names = batch.names()
-                self._open(lane, self._count[: len(batch.keys)])
+            else:
+                fds = np.fromiter((h.buffered_fd for h in batch.handles), np.int32, len(batch.handles))
+                self.ring.update_files(lane.first, fds)
+            if self._suits_chains(batch):
+                self._begin_chains(lane)
                 return
-            fds = np.fromiter((h.buffered_fd for h in batch.handles), np.int32, len(batch.handles))
-            self.ring.update_files(lane.first, fds)
         except Exception as error:
             batch.fail(error)
-        self._queue_reads(lane)
+        lane.list_rows()
+        if lane.names is not None and batch.error is None:
+            self._open(lane, self._count[: len(batch.keys)])
+        else:
+            self._queue_reads(lane)
 
     def _check_block(self, batch: Batch) -> None:
         """The rows of a batch lie in its block; the block must lie in its registered buffer."""
@@ -174,45 +212,49 @@ class UringBackend:
             self.ring.check_ranges(batch.block.buffer, batch.block.address, batch.block.nbytes)
 
     def _open(self, lane: _Lane, files: Int64) -> None:
+        lane.opening += len(files)
+        self._opens.append(self._open_rows(lane, files))
+
+    def _open_rows(self, lane: _Lane, files: Int64) -> Rows:
         assert lane.names is not None
         root = lane.batch.root
         how = self._hows.get((root.open_flags, root.resolve))
         if how is None:
             how = self._hows[root.open_flags, root.resolve] = np.zeros(1, OPEN_HOW)
             how["flags"], how["resolve"] = root.open_flags, int(root.resolve)
-        rows = abi.openat2_rows(
-            root.fd, lane.names[files], how.ctypes.data, lane.first + files, files + (_OPEN | lane.number << 32)
-        )
-        lane.opening += len(files)
-        self._opens.append(rows)
+        data = files + (_OPEN | lane.mark)
+        return abi.openat2_rows(root.fd, lane.names[files], how.ctypes.data, lane.first + files, data)
 
     def _queue_reads(self, lane: _Lane) -> None:
         """Every file is open or known to be missing: the reads may go."""
         batch = lane.batch
-        rows: Int64 | None = None
+        rows = lane.rows
         if batch.error is not None:
             rows = self._count[:0]
         elif batch.missing.any():
-            rows = np.flatnonzero(~batch.missing[batch.file])
+            rows = self._numbers(len(batch)) if rows is None else rows
+            rows = rows[~batch.missing[batch.file[rows]]]
         lane.left = len(batch) if rows is None else len(rows)
         if not lane.left:
             self._finish(lane)
             return
-        self._reads.append((lane, self._read_rows(lane, rows)))
+        # Where only the end of each file is to be seen, the read is none.
+        long = max(lane.want) >= ASYNC_FROM and (rows is None or int(batch.got[rows].min()) == 0)
+        reads = self._read_rows(lane, abi.IOSQE_ASYNC if long else 0)
+        self._reads.append((lane, reads if rows is None else reads[rows]))
 
-    def _read_rows(self, lane: _Lane, which: Int64 | None) -> Rows:
-        """Reads of all rows of a batch, or of some, from their beginning."""
+    def _read_rows(self, lane: _Lane, flags: int) -> Rows:
+        """Reads of all rows of a batch, from where they are."""
         batch = lane.batch
-        rows = abi.read_rows(
+        return abi.read_rows(
             batch.file + lane.first,
-            batch.file_offset,
-            batch.address,
-            batch.ask,
-            self._numbers(len(batch)) + (lane.number << 32),
+            batch.file_offset + batch.got,
+            batch.address + batch.got,
+            batch.ask - batch.got,
+            self._numbers(len(batch)) + lane.mark,
             buf_index=batch.block.buffer if batch.registered else None,
-            flags=abi.IOSQE_ASYNC if max(lane.want) >= ASYNC_FROM else 0,
+            flags=flags,
         )
-        return rows if which is None else rows[which]
 
     def _numbers(self, n: int) -> Int64:
         if n > len(self._count):
@@ -221,14 +263,94 @@ class UringBackend:
 
     def _finish(self, lane: _Lane) -> None:
         batch = lane.batch
-        batch.got[:] = lane.got
-        batch.completed[:] = lane.completed
+        if lane.want:
+            batch.got[:] = lane.got
+            batch.completed[:] = lane.completed
         batch.check()
         self.ring.update_files(lane.first, self._empty[: len(batch.keys)])
         self._rows_left -= len(batch)
         del self._lanes[lane.number]
         self._free.append(lane.number)
         self._done.append(batch)
+
+    # ------------------------------------------------------------------ chains
+
+    def _suits_chains(self, batch: Batch) -> bool:
+        if self.mode == "window" or not len(batch):
+            return False
+        longest = int(batch.ask.max())
+        if self.mode == "auto" and not (batch.dense and ASYNC_FROM <= longest <= CHAIN_UP_TO):
+            return False
+        # The read behind an open looks its slot up when it starts, not when it is submitted, since 5.17.
+        opens = 0 if batch.handles is not None else len(batch.keys)
+        linked = not opens or abi.Feature.LINKED_FILE in self.ring.features
+        return linked and len(batch) + opens <= self.ring.sq_entries
+
+    def _begin_chains(self, lane: _Lane) -> None:
+        batch = lane.batch
+        opened = batch.handles is not None
+        files = 0 if opened else len(batch.keys)
+        lane.opened = np.zeros(files, np.int64)
+        order = weave(batch.file, files, self.chains, opened=opened)
+        rows: Rows = np.zeros(len(order), abi.SQE)
+        rows[order.read_at] = self._read_rows(lane, abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK)
+        if files:
+            opens = self._open_rows(lane, self._count[:files])
+            opens["flags"] |= abi.IOSQE_IO_LINK
+            rows[order.open_at] = opens
+        rows["flags"][order.last] &= ~np.uint8(abi.IOSQE_IO_LINK | abi.IOSQE_IO_HARDLINK)
+        batch.submitted[:] = monotonic()
+        lane.left = len(rows)
+        self._chained[lane.number] = lane
+        self._woven.append(rows)
+
+    def _chains_completed(self, data: Int64, result: Int64, now: float) -> None:
+        """Completions of chains, of any lanes, all at once."""
+        number = data >> 32 & 0xFF
+        present = np.flatnonzero(np.bincount(number)).tolist()
+        for i in present:
+            lane = self._chained[i]
+            what, answer = data, result
+            if len(present) > 1:
+                mine = number == i
+                what, answer = data[mine], result[mine]
+            lane.stirred = now
+            lane.left -= len(what)
+            opens = (what & _OPEN) != 0
+            assert lane.opened is not None
+            lane.opened[what[opens] & _ROW] = answer[opens]
+            reads = what[~opens] & _ROW
+            lane.batch.got[reads] = answer[~opens]
+            lane.batch.completed[reads] = now
+            if not lane.left:
+                del self._chained[i]
+                self._chains_ended(lane)
+
+    def _chains_ended(self, lane: _Lane) -> None:
+        """All of a lane's chains have ended: it is done, or what was cancelled or came short is read once more."""
+        batch, opened = lane.batch, lane.opened
+        assert opened is not None
+        lost: Int64 = self._count[:0]
+        if len(opened) and int(opened.min()) < 0:
+            again = np.isin(-opened, _RETRY)
+            for file in np.flatnonzero((opened < 0) & ~again).tolist():
+                batch.fail_open(file, -int(opened[file]))
+            lost = np.flatnonzero(again)
+        short = (batch.got < batch.want) & (batch.got != 0)  # 0: the file has ended there
+        if batch.missing.any():
+            short &= ~batch.missing[batch.file]
+        for row in np.flatnonzero(short & (batch.got < 0) & ~np.isin(-batch.got, _RETRY)).tolist():
+            batch.fail_read(row, -int(batch.got[row]))
+        np.maximum(batch.got, 0, out=batch.got)
+        if batch.error is not None or not short.any():
+            self._finish(lane)
+            return
+        lane.rows = np.flatnonzero(short)
+        lane.list_rows()
+        if len(lost):
+            self._open(lane, lost)
+        else:
+            self._queue_reads(lane)
 
     # ------------------------------------------------------------------ the loop
 
@@ -246,11 +368,17 @@ class UringBackend:
                 self._opens[0] = rows[pushed:]
                 break
             self._opens.popleft()
+        while self._woven and self.ring.room >= len(self._woven[0]):  # a chain goes in whole
+            self.ring.push(self._woven.popleft())
         self._push_reads()
         flying = self.ring.inflight + self.ring.unsubmitted
         if not flying:
             return
-        self.ring.enter(max(1, min(self._window // 4, flying)), timeout)
+        # Each waking costs a turn of the interpreter: where only chains are under way, sleep until one batch may be done.
+        wait = self._window // 4
+        if self._chained and not self._reading and not self._opens:
+            wait = min(lane.left for lane in self._chained.values())
+        self.ring.enter(max(1, min(wait, flying)), timeout)
         completions = self.ring.reap()
         if len(completions):
             self._complete(completions)
@@ -270,12 +398,13 @@ class UringBackend:
         batch = lane.batch
         if batch.handles is not None:
             return
-        waiting = np.flatnonzero((batch.submitted > 0) & (np.array(lane.completed) == 0))
+        completed = np.array(lane.completed) if lane.want else batch.completed
+        waiting = np.flatnonzero((batch.submitted > 0) & (completed == 0))
         for file in np.unique(batch.file[waiting]).tolist():
             if batch.is_regular(file):
                 continue
             rows = waiting[batch.file[waiting] == file]
-            self.ring.push(abi.cancel_rows(lane.number << 32 | rows, np.full(len(rows), _CANCEL)))
+            self.ring.push(abi.cancel_rows(lane.mark | rows, np.full(len(rows), _CANCEL)))
 
     @property
     def _window(self) -> int:
@@ -309,6 +438,12 @@ class UringBackend:
     def _complete(self, completions: Rows) -> None:
         now = monotonic()
         lanes = self._lanes
+        if self._chained:
+            chained = (completions["user_data"] & np.uint64(_CHAIN)) != 0
+            mine = completions[chained]
+            if len(mine):
+                self._chains_completed(mine["user_data"].astype(np.int64), mine["res"].astype(np.int64), now)
+                completions = completions[~chained]
         for data, result in zip(completions["user_data"].tolist(), completions["res"].tolist(), strict=True):
             if data >= _CANCEL:
                 continue

@@ -84,10 +84,7 @@ class ReadRequest:
 
     def part(self, chunks: npt.NDArray[np.bool_]) -> ReadRequest:
         """The same request for some of its chunks (bool (m,)) only."""
-        pieces = self.pieces
-        keep = chunks[pieces.chunk]
-        columns = ("chunk", "offset", "size", "source", "place", "count")
-        return replace(self, pieces=replace(pieces, **{name: getattr(pieces, name)[keep] for name in columns}))
+        return replace(self, pieces=self.pieces.subset(chunks[self.pieces.chunk]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +110,7 @@ class Plan:
         file = request.file[pieces.chunk]
         order = _order(file, request)
         if order is not None:
-            columns = ("chunk", "offset", "size", "source", "place", "count")
-            pieces = replace(pieces, **{name: getattr(pieces, name)[order] for name in columns})
+            pieces = pieces.subset(order)
             file = file[order]
         self.live = int(np.count_nonzero(file >= 0))
         self.file = file[: self.live]
@@ -277,11 +273,15 @@ def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
     if not request.swap or request.swap == request.itemsize:
         return pieces
     n = request.itemsize // request.swap
+    lists = pieces.lists
+    if lists is not None:
+        lists = replace(lists, entry=np.pad(lists.entry, ((0, 0), (0, 1)), constant_values=-1))
     return replace(
         pieces,
         count=np.concatenate((pieces.count, np.full((len(pieces), 1), n, np.int64)), axis=1),
         source_strides=(*pieces.source_strides, request.swap),
         place_strides=(*pieces.place_strides, request.swap),
+        lists=lists,
     )
 
 

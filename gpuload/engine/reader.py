@@ -32,6 +32,8 @@ from gpuload.request import Int64
 
 __all__ = ["Decoder", "ReadRequest", "fetch", "handle_cache", "lease", "read"]
 
+_BATCHES = 16  # a read is divided into, if its batches are not smaller or larger than they may be
+_SMALL_BATCH = 4 << 20
 _APART = 64  # fetched ranges start at multiples of this in their common buffer
 
 
@@ -128,6 +130,7 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
         check_process(device.name)
     io = io_thread()
     choice, (batch_bytes, max_files) = _choose(io, device)
+    batch_bytes = _share(request, batch_bytes)
     plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=config.get("piece_bytes"), max_files=max_files)
     if request.handles is None and plan.needs_handles:
         _read_in_waves(request, device)
@@ -146,6 +149,12 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
         sink.abandon()
         raise
     sink.ready()
+
+
+def _share(request: ReadRequest, most: int) -> int:
+    """Bytes of a batch: enough batches to read one while the last is placed, as few as that needs, at most `most`."""
+    stored = int(request.pieces.size.sum())
+    return min(most, max(_SMALL_BATCH, -(-stored // _BATCHES)))
 
 
 def _choose(io: IoThread, device: Device) -> tuple[registry.Choice, tuple[int, int]]:

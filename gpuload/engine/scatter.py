@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gpuload.engine.gather import Gather
 from gpuload.engine.plan import Part, Plan
 from gpuload.errors import DeviceError
 from gpuload.memory.device import GpuDevice
@@ -56,6 +57,8 @@ class HostSink:
         self._out = _raw_bytes(out, low, high - low)
         self._keep = out
         self._fill = np.frombuffer(plan.request.fill, self._type)[0] if plan.request.fill else None
+        listed = plan.pieces.lists is not None
+        self._gather = Gather(plan.pieces, self._type, self._out, self._base) if listed else None
 
     def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> None:
         plan = self.plan
@@ -63,6 +66,11 @@ class HostSink:
         if missing is not None:
             for piece in np.flatnonzero(missing).tolist():
                 self.fill(first + piece, first + piece + 1)
+        if self._gather is not None:
+            for piece in range(first, last):
+                if missing is None or not missing[piece - first]:
+                    self._gather.place(piece, block.array, int(plan.source[piece]))
+            return
         source = (plan.source[first:last]).tolist()
         place = (plan.pieces.place[first:last] + self._base).tolist()
         counts = plan.pieces.count[first:last]
@@ -81,6 +89,10 @@ class HostSink:
 
     def fill(self, first: int, last: int) -> None:
         plan = self.plan
+        if self._gather is not None:
+            for piece in range(first, last):
+                self._gather.fill(piece, self._fill)
+            return
         place = (plan.pieces.place[first:last] + self._base).tolist()
         for to, shape in zip(place, plan.pieces.count[first:last].tolist(), strict=True):
             np.ndarray(shape, self._type, self._out, to, plan.pieces.place_strides)[...] = self._fill
@@ -123,11 +135,12 @@ __device__ inline u8 swapped(u8 v) {
 }
 __device__ inline u16 swapped(u16 v) { return v; }
 
-// Units of one width from `from` to `to`. A row of `table` is a piece: source, place, count along each of k axes.
+// Units of one width from `from` to `to`. A row of `table` is a piece: source, place, count along each of k axes; in
+// plans with lists also its first entry of them along each axis, or -1.
 extern "C" __global__ void place(const u1* from, u1* to, const long long* strides, const long long* table, int k,
-                                 int pieces, int swap) {
+                                 int pieces, int swap, const long long* take, const long long* put) {
   for (int piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
-    const long long* row = table + (long long)piece * (2 + k);
+    const long long* row = table + (long long)piece * (2 + (LISTED ? 2 : 1) * k);
     long long total = 1;
     for (int a = 0; a < k; a++) total *= row[2 + a];
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total;
@@ -136,8 +149,13 @@ extern "C" __global__ void place(const u1* from, u1* to, const long long* stride
       for (int a = k - 1; a >= 0; a--) {
         long long n = row[2 + a], j = rest % n;
         rest /= n;
-        at += j * strides[a];
-        there += j * strides[k + a];
+        long long s = j, d = j;
+        if (LISTED && row[2 + k + a] >= 0) {
+          s = take[row[2 + k + a] + j];
+          d = put[row[2 + k + a] + j];
+        }
+        at += s * strides[a];
+        there += d * strides[k + a];
       }
       UNIT v = *(const UNIT*)(from + at);
       *(UNIT*)(to + there) = swap ? swapped(v) : v;
@@ -155,11 +173,11 @@ def _blocks(units: int) -> int:
 
 
 @cache
-def _kernel(index: int, width: int) -> Any:
+def _kernel(index: int, width: int, listed: bool) -> Any:
     import cupy
 
     with cupy.cuda.Device(index):
-        return cupy.RawKernel(_SOURCE.replace("UNIT", f"u{width}"), "place")
+        return cupy.RawKernel(_SOURCE.replace("UNIT", f"u{width}").replace("LISTED", str(int(listed))), "place")
 
 
 class DeviceSink:
@@ -180,7 +198,9 @@ class DeviceSink:
         self._width = width
         self._swap = int(bool(request.swap))
         source = np.concatenate((plan.source, np.zeros(len(pieces) - plan.live, np.int64)))
-        table = np.concatenate((source[:, None], pieces.place[:, None], count), axis=1)
+        lists = pieces.lists
+        entries = () if lists is None else (lists.entry,)
+        table = np.concatenate((source[:, None], pieces.place[:, None], count, *entries), axis=1)
         # The fill value is read again and again: its strides are 0, but for the units of one element.
         fill_strides = [0] * self._k
         if request.swap and request.swap != request.itemsize and self._k:
@@ -195,13 +215,15 @@ class DeviceSink:
             with self.stream:
                 self._table = self.xp.asarray(table)
                 self._strides = self.xp.asarray(strides)
+                self._lists = () if lists is None else (self.xp.asarray(lists.take), self.xp.asarray(lists.put))
                 self._fill = self.xp.asarray(np.frombuffer(request.fill * max(1, 16 // len(request.fill)), np.uint8))
                 self._stage = self.xp.empty(max(plan.largest_data, 1), self.xp.uint8)
             self._done = cuda.Event(disable_timing=True)
-            self._kernel = _kernel(device.index, width).kernel
+            self._kernel = _kernel(device.index, width, lists is not None).kernel
         self._wide = _blocks(int(self._total.max(initial=0)))
         self._constant = (np.uint64(self._to), np.uint64(self._strides.data.ptr))
         self._shape = (np.int32(self._k), np.int32(self._swap))
+        self._entries = tuple(np.uint64(array.data.ptr) for array in self._lists) or (np.uint64(0), np.uint64(0))
 
     def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> Any:
         start, stop = part.data
@@ -223,8 +245,8 @@ class DeviceSink:
         return event
 
     def _launch(self, source: int, strides: np.uint64, table: int, n: int, wide: int) -> None:
-        k, swap = self._shape
-        arguments = (np.uint64(source), self._constant[0], strides, np.uint64(table), k, np.int32(n), swap)
+        to, (k, swap) = self._constant[0], self._shape
+        arguments = (np.uint64(source), to, strides, np.uint64(table), k, np.int32(n), swap, *self._entries)
         self._kernel((wide, min(n, _MAX_HIGH)), (_THREADS,), arguments, 0, self.stream)
 
     def _rows(self, which: npt.NDArray[np.int64]) -> Any:
@@ -263,6 +285,8 @@ def _widen(plan: Plan, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], 
     count = pieces.count
     from_strides, to_strides = list(pieces.source_strides), list(pieces.place_strides)
     if not (len(count) and from_strides and from_strides[-1] == to_strides[-1] == unit) or plan.request.swap:
+        return unit, count, from_strides, to_strides
+    if pieces.lists is not None and len(from_strides) - 1 in pieces.lists.axes:
         return unit, count, from_strides, to_strides
     row = count[:, -1] * unit
     bits = to | int(np.bitwise_or.reduce(row)) | int(np.bitwise_or.reduce(pieces.place))

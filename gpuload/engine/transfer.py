@@ -70,6 +70,7 @@ class Job:
         self.out: dict[int, Block] = {}  # of these, the ones in the caller's hands, by number of the batch
         self.error: BaseException | None = None
         self.cancelled = False
+        self.dense = True  # the last batch that was read lacked few files or none
         self.ledger = Ledger(plan, choice)
 
     @property
@@ -238,9 +239,12 @@ class IoThread:
         largest = max(slab.nbytes for slab in self.pool.slabs)
         return min(config.get("batch_bytes"), largest), backend.files_per_batch
 
-    def _grow(self) -> None:
-        """One more slab; where the memlock limit refuses its size a smaller one, at last one that is not registered."""
-        size = self.pool.slab_size
+    def _grow(self, nbytes: int = 0) -> None:
+        """One more slab, for a block of `nbytes`.
+
+        Where the memlock limit refuses its size it is a smaller one, at last one that is not registered.
+        """
+        size = self.pool.next_size if nbytes <= self.pool.next_size else self.pool.slab_size
         while True:
             slab = self.pool.grow(size)
             refused = [backend for backend in self._backends.values() if not backend.adopt(slab)]
@@ -252,6 +256,8 @@ class IoThread:
                 size = self.pool.slab_size
                 for backend in refused:
                     backend.read_plain()
+            else:
+                self.pool.slab_size = size
 
     def _admit(self) -> bool:
         """One batch of each job that may go on; those that got one are the last to get the next, so that none waits."""
@@ -293,7 +299,7 @@ class IoThread:
                 self.pool.give(block)
             job.fail(error)
             return True
-        batch.owner = job
+        batch.owner, batch.dense = job, job.dense
         job.parts[job.next] = part
         job.next += 1
         job.reading += 1
@@ -307,7 +313,7 @@ class IoThread:
             return self.pool.own(nbytes) if self.pool.may_own(nbytes) else None
         block = self.pool.take(nbytes)
         if block is None and self.pool.may_grow():
-            self._grow()
+            self._grow(nbytes)
             block = self.pool.take(nbytes)
         return block
 
@@ -319,6 +325,7 @@ class IoThread:
         if job.error is not None or job.cancelled:
             self._release(job, batch.block)
             return
+        job.dense = 8 * int(batch.missing.sum()) <= len(batch.missing)
         job.ledger.note(batch)
         if not job.inline:
             job.out[batch.index] = batch.block

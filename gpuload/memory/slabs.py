@@ -99,7 +99,7 @@ class SlabPool:
     Parameters
     ----------
     slab_size
-        Bytes of one slab, at most 64 MiB.
+        Bytes of one slab, at most 64 MiB; the first one is half as large, which is enough for most reads.
     limit
         Bytes of all slabs together; at least one slab is made.
     poison
@@ -127,7 +127,8 @@ class SlabPool:
 
     def fits(self, nbytes: int) -> bool:
         """Whether a block of `nbytes` can ever come out of a slab of this pool."""
-        return nbytes <= max((slab.nbytes for slab in self.slabs), default=self.slab_size)
+        largest = max((slab.nbytes for slab in self.slabs), default=0)
+        return nbytes <= max(largest, self.slab_size + _EXTRA if self.may_grow() else 0)
 
     def take(self, nbytes: int) -> Block | None:
         """A block of `nbytes` from the slabs there are, or None when all are lent."""
@@ -166,9 +167,14 @@ class SlabPool:
     def may_grow(self) -> bool:
         return not self.slabs or self.nbytes + self.slab_size + _EXTRA <= self.limit
 
+    @property
+    def next_size(self) -> int:
+        """Bytes of the slab that `grow` would make."""
+        return self.slab_size if self.slabs else max(SMALLEST_SLAB, self.slab_size // 2)
+
     def grow(self, nbytes: int | None = None) -> Slab:
         """Map and touch one more slab; pinned for the device that `pin_for` named. Not yet known to a ring."""
-        slab = Slab(syscalls.map_anonymous((nbytes or self.slab_size) + _EXTRA))
+        slab = Slab(syscalls.map_anonymous((nbytes or self.next_size) + _EXTRA))
         for device in self._devices:
             device.pin(slab.address, slab.nbytes)
         self.slabs.append(slab)

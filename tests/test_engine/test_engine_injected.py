@@ -70,6 +70,8 @@ class Fault:
         for completion in done:
             opcode, address, nbytes = self._where[int(completion["user_data"])]
             code = 0
+            if completion["res"] == -errno.ECANCELED:
+                continue  # it never started: the open before it failed
             if opcode in READS:
                 code = self._code("read")
                 if code:
