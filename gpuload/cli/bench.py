@@ -13,7 +13,7 @@ from gpuload.cli.options import errors_in_one_line
 from gpuload.memory.device import resolve
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure reads of one array, stored in several ways, beside the peers.")
 @click.argument("path", required=False)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--size", default=1024, show_default=True, metavar="MIB", help="Decoded size of the array.")

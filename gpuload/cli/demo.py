@@ -16,11 +16,11 @@ import numpy as np
 import gpuload
 from gpuload.cli import climate
 from gpuload.cli.digest import to_host
-from gpuload.cli.options import reading_options
+from gpuload.cli.options import print_summary, reading_options
 from gpuload.cli.warming import Warming, yearly_means
 
 
-@click.command("demo")
+@click.command("demo", short_help="Read real climate projections and check every value.")
 @click.option(
     "--dir",
     "folder",
@@ -58,6 +58,8 @@ def command(folder: Path | None, device: str, as_json: bool) -> None:
         click.echo(json.dumps(answer))
     else:
         _print(target.name, comparison, warming, trace.summary())
+        if folder is not None:
+            click.echo("\nkept: " + ", ".join(str(path) for path in stores.values()))
     if not comparison.equal:
         raise click.ClickException("these differ from zarr-python's read: " + "; ".join(comparison.differences))
 
@@ -153,5 +155,5 @@ def _print(device: str, comparison: Comparison, warming: dict[str, Warming], sum
     console.print(table)
     verdict = "equal, bit for bit," if comparison.equal else "NOT equal"
     count = f"{comparison.values:,} values of {comparison.arrays} arrays"
-    console.print(f"{count} read to {device}: {verdict} to zarr-python's own read")
-    console.print(summary)
+    console.print(f"{count} on {device}: {verdict} to zarr-python's read", soft_wrap=True)
+    print_summary(console, summary)

@@ -6,12 +6,17 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuload.config import config
 from gpuload.errors import GpuloadError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuload.record import Summary
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?", re.ASCII)
 
@@ -58,5 +63,15 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except (GpuloadError, MemoryError) as error:
-        text = " ".join(str(error).split())
-        raise click.ClickException(text or type(error).__name__) from error
+        text = str(error)
+        if isinstance(error, FileNotFoundError) and error.strerror:
+            text = f"{error.strerror}: {error.filename!r}"  # without the number that Python puts in front
+        raise click.ClickException(" ".join(text.split()) or type(error).__name__) from error
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Print who served what; into a file or a pipe as plain text, without the blanks that fill a terminal's lines."""
+    if console.is_terminal:
+        console.print(summary)
+    else:
+        click.echo(summary.to_text(console.width))

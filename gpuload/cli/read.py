@@ -9,13 +9,13 @@ import click
 
 import gpuload
 from gpuload.cli.digest import sha256
-from gpuload.cli.options import reading_options
+from gpuload.cli.options import print_summary, reading_options
 from gpuload.cli.select import Index, selection_callback
 
 
-@click.command("read")
+@click.command("read", short_help="Read an array of a zarr store; say who served it, and why.")
 @click.argument("path")
-@click.option("--array", "name", metavar="NAME", help="The array of a group to read, as a path below PATH.")
+@click.option("--array", "name", metavar="NAME", help="The array of a group to read, as a path below PATH: E1/time.")
 @click.option(
     "--select",
     "selection",
@@ -50,7 +50,7 @@ def command(path: str, name: str | None, selection: tuple[Index, ...], device: s
     where = "in host memory" if not hasattr(result, "get") else f"on {result.device}"
     console.print(f"{result.dtype} {tuple(result.shape)} {where}", markup=False)
     console.print(f"sha256 {digest}", markup=False, soft_wrap=True)
-    console.print(summary)
+    print_summary(console, summary)
 
 
 def _find(path: str, name: str | None, device: str) -> Any:
@@ -66,8 +66,7 @@ def _find(path: str, name: str | None, device: str) -> Any:
     try:
         found = node[name]
     except KeyError as error:
-        inside = ", ".join(sorted(node)) or "nothing"
-        raise click.UsageError(f"{path!r} has no {name!r}. It holds: {inside}") from error
+        raise click.UsageError(error.args[0]) from error  # says what there is
     if not isinstance(found, gpuload.Array):
         raise click.UsageError(f"{name!r} in {path!r} is a group; choose an array of it: {', '.join(sorted(found))}")
     return found

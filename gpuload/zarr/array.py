@@ -17,7 +17,7 @@ from gpuload.errors import (
 )
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.selection import Selection, normalise
-from gpuload.zarr import _compat
+from gpuload.zarr import _compat, formatting
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
@@ -151,12 +151,19 @@ class Array:
         return result
 
     def __repr__(self) -> str:
-        dims = ", ".join(
-            f"{name}: {size}" if name else str(size) for name, size in zip(self.dims, self.shape, strict=True)
-        )
-        shards = f" shards={self.shards}" if self.shards else ""
         name = f" {self.name!r}" if self.name else ""
-        return f"<gpuload.Array{name} ({dims}) {self.dtype} chunks={self.chunks}{shards} on {self.device}>"
+        part = self.part(self.name)
+        return f"<gpuload.Array{name} {part.dims} {part.dtype} {part.chunks} on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        return formatting.array_page(self.part(self.name), self.nbytes, self.device, self.attrs)
+
+    def part(self, name: str) -> formatting.Part:
+        """The line of this array in what its group holds."""
+        shards = f" shards={self.shards}" if self.shards else ""
+        return formatting.Part(
+            name, formatting.dims(self.dims, self.shape), str(self.dtype), f"chunks={self.chunks}{shards}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._source,)

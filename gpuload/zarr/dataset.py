@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import zarr
 
-from gpuload.errors import NotZarrError, UnsupportedArrayError
-from gpuload.zarr import _compat
+from gpuload.errors import GpuloadError, NotZarrError, UnsupportedArrayError
+from gpuload.zarr import _compat, formatting
 from gpuload.zarr.array import Array
 from gpuload.zarr.source import Source
 
@@ -44,20 +45,47 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         Raises
         ------
         KeyError
-            There is none.
+            There is none; says what there is.
         UnsupportedArrayError
             There is one that zarr-python cannot open or decode.
         """
+        node = self._find(name)
+        if node is None:
+            raise KeyError(self._lacks(name))
+        return node
+
+    def _find(self, name: object) -> Array | Dataset | None:
+        """The node `name`, or None where there is none."""
         if not isinstance(name, str):
-            raise KeyError(name)
+            return None
         parts = name.strip("/").split("/")
-        if not all(part not in ("", ".", "..") for part in parts):
-            raise KeyError(name)
+        if any(part in ("", ".", "..") for part in parts):
+            return None
         source = self._source.child("/".join(parts), self._zarr.metadata.zarr_format)
         try:
             return node_at(source)
         except NotZarrError:
-            raise KeyError(name) from None
+            return None
+
+    def _lacks(self, name: object) -> str:
+        """What to say of a name that is not there: what is, in the innermost group on the way to it."""
+        if not isinstance(name, str):
+            return f"{name!r}: arrays and groups have names, not numbers"
+        parts = name.strip("/").split("/")
+        inner: Array | Dataset = self
+        source, rest = self._source, "/".join(parts)
+        for n in range(len(parts) - 1, 0, -1):
+            above = "/".join(parts[:n])
+            node = self._find(above)
+            if node is not None:
+                inner, source, rest = node, self._source.child(above, None), "/".join(parts[n:])
+                break
+        if isinstance(inner, Array):
+            return f"{source!r} is an array and holds no {rest!r}"
+        names = list(inner)
+        close = difflib.get_close_matches(rest, names, 1)
+        what = f"Did you mean {close[0]!r}?" if close else f"It holds: {formatting.listed(names)}"
+        return f"{source!r} has no {rest!r}. {what}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(_compat.child_names(self._zarr, self._source.path))
@@ -66,15 +94,10 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         return len(_compat.child_names(self._zarr, self._source.path))
 
     def __contains__(self, name: object) -> bool:
-        if not isinstance(name, str):
-            return False
         try:
-            self[name]
+            return self._find(name) is not None
         except UnsupportedArrayError:
             return True
-        except KeyError:
-            return False
-        return True
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -82,14 +105,30 @@ class Dataset(Mapping[str, "Array | Dataset"]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        title = f"<gpuload.Dataset {self.name!r}" if self.name else "<gpuload.Dataset"
-        lines = [f"{title} in '{self._source.root.path}' on {self.device}>"]
-        for name in self:
+        names = list(self)
+        return "\n".join([self._title(), *formatting.text_lines(self._parts(names), len(names))])
+
+    def _repr_html_(self) -> str:
+        names = list(self)
+        return formatting.group_page(self._title(), self._parts(names), len(names))
+
+    def _title(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<gpuload.Dataset{name} in {self._source.root.path!r} on {self.device}>"
+
+    def _parts(self, names: Sequence[str]) -> list[formatting.Part]:
+        """The first of `names`, for show; no more are opened than are shown."""
+        parts = []
+        for name in names[: formatting.SHOWN]:
             try:
-                lines.append(f"  {name}: {self[name]!r}".splitlines()[0])
-            except UnsupportedArrayError as error:
-                lines.append(f"  {name}: {error}")
-        return "\n".join(lines)
+                node = self[name]
+            except GpuloadError as error:
+                parts.append(formatting.Part(name, note=str(error)))
+            except KeyError:  # consolidated metadata that outlived it
+                parts.append(formatting.Part(name, note="is not there any more"))
+            else:
+                parts.append(node.part(name) if isinstance(node, Array) else formatting.Part(name, note="group"))
+        return parts
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._source,)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import zarr
 
 from gpuload.config import config
-from gpuload.errors import NotLocalError
+from gpuload.errors import NotLocalError, NotZarrError
 from gpuload.memory.device import Device
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
@@ -19,10 +21,14 @@ from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|:)")
+_INSTEAD = "copy it to a local disk, or read it with zarr-python"
+
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
+_LOOKED_AT, _NAMED = 1000, 5  # entries of a directory: looked at for stores, and named in a message
 
 
 def open(  # noqa: A001 - zarr and h5py call it so
-    x: str | os.PathLike[str] | zarr.Array[Any] | zarr.Group,
+    x: str | os.PathLike[str] | zarr.Array[Any] | zarr.Group | _compat.Store,
     mode: str = "r",
     device: str | Device = "auto",
     strict: bool | None = None,
@@ -33,8 +39,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
     Parameters
     ----------
     x
-        A path, a ``file://`` URL, or an array or group of zarr-python on a local store. zarr v2 and v3, with
-        consolidated metadata or without.
+        A path (``~`` is the home directory), a ``file://`` URL, or a local store of zarr-python, or an array or group
+        in one. zarr v2 and v3, with consolidated metadata or without.
     mode
         ``"r"``: reading.
     device
@@ -43,7 +49,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
     strict
         Make every read that the fastpath does not serve a `StrictError` with its reason; None: as configured.
     follow_links
-        Let links below the root of the store leave it; None: as configured. The root itself may be a link anyhow.
+        Let links below the root of the store leave it; None: as a `DeviceStore` that is given, else as configured. The
+        root itself may be a link anyhow.
 
     Returns
     -------
@@ -64,28 +71,57 @@ def open(  # noqa: A001 - zarr and h5py call it so
         Metadata behind a link that leaves the store.
     """
     if mode != "r":
-        raise ValueError(f"mode {mode!r}: only 'r', reading, is possible")
-    links = bool(config.get("follow_links")) if follow_links is None else follow_links
+        raise ValueError(f"mode {mode!r}: only 'r', reading, is possible; write with zarr-python")
     where = config.get("device") if device == "auto" else device
+    path, zarr_format = "", None
     if isinstance(x, zarr.Array | zarr.Group):
-        store, path, zarr_format = _local(x, links), x.path, x.metadata.zarr_format
+        store, path, zarr_format = _local(x.store, follow_links), x.path, x.metadata.zarr_format
+    elif isinstance(x, _compat.Store):
+        store = _local(x, follow_links)
     else:
-        store, path, zarr_format = DeviceStore(_path_of(x), read_only=True, follow_links=links), "", None
-    return node_at(Source(store, path, zarr_format=zarr_format, device=where, strict=strict))
+        store = DeviceStore(_path_of(x), read_only=True, follow_links=follow_links)
+    try:
+        return node_at(Source(store, path, zarr_format=zarr_format, device=where, strict=strict))
+    except NotZarrError as error:
+        if path or not (hint := _hint(os.fspath(store.root))):
+            raise
+        raise NotZarrError(f"{error}{hint}") from error.__cause__
 
 
-def _local(node: zarr.Array[Any] | zarr.Group, follow_links: bool) -> DeviceStore:
-    store = node.store
-    if isinstance(store, _compat.LocalStore):
-        return DeviceStore(store.root, read_only=True, follow_links=follow_links)
-    raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files")
+def _local(store: _compat.Store, follow_links: bool | None) -> DeviceStore:
+    if not isinstance(store, _compat.LocalStore):
+        raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {_INSTEAD}")
+    if follow_links is None and isinstance(store, DeviceStore):
+        follow_links = store.follow_links
+    return DeviceStore(store.root, read_only=True, follow_links=follow_links)
 
 
 def _path_of(x: str | os.PathLike[str]) -> str:
-    path = os.fsdecode(x)
+    try:
+        path = os.fsdecode(x)
+    except TypeError as error:
+        raise TypeError(
+            "gpuload.open takes a path, a file:// URL, or a store, array or group of zarr-python, not "
+            f"{type(x).__qualname__}"
+        ) from error
     if not isinstance(x, str) or not _URL.match(x):
-        return path
+        return os.path.expanduser(path)
     parts = urlsplit(path)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise NotLocalError(f"{path!r} is not a local path: only paths and file:// URLs are")
+        raise NotLocalError(f"{path!r} is not a local path: only paths and file:// URLs are; {_INSTEAD}")
     return unquote(parts.path)
+
+
+def _hint(path: str) -> str:
+    """What to open instead of `path`, which is no node, for the end of a message."""
+    name = os.path.basename(path)
+    if name in _DOCUMENTS:
+        return f"; open {os.path.dirname(path)!r}"
+    if not os.path.isdir(path):
+        return ", as a store must be" + (": unpack the zip file first" if name.endswith(".zip") else "")
+    with suppress(OSError), os.scandir(path) as entries:
+        seen = itertools.islice(entries, _LOOKED_AT)
+        below = sorted(e.name for e in seen if any(os.path.isfile(os.path.join(e.path, d)) for d in _DOCUMENTS))
+        if below:
+            return f"; below it are {', '.join(below[:_NAMED])}" + (", ..." if len(below) > _NAMED else "")
+    return ""
