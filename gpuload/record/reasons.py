@@ -6,8 +6,8 @@ from gpuload.request import Reason
 
 EXPLANATIONS: dict[Reason, str] = {
     Reason.NO_LIBRARY: (
-        "No library for direct reads was found: hipFile on AMD, cuFile on NVIDIA. "
-        "Install the extra that fits the device: gpuload[rocm], gpuload[cuda13] or gpuload[cuda12]."
+        "This version of gpuload drives no library that reads straight into GPU memory: hipFile (AMD) and cuFile "
+        "(NVIDIA) are still to come. There is nothing to install or to mend."
     ),
     Reason.NO_DRIVER: (
         "The library is installed but its kernel driver is not active: the amdgpu driver with peer-to-peer DMA on AMD, "
@@ -18,8 +18,8 @@ EXPLANATIONS: dict[Reason, str] = {
         "On a machine with a GPU, check the driver, and that the container or the job was given the device."
     ),
     Reason.FORCED_OFF: (
-        "The configuration or an environment variable rules this backend out. Unset it to use the backend again: "
-        "`backend` in gpuload.config, HIPFILE_FORCE_COMPAT_MODE or CUFILE_FORCE_COMPAT_MODE."
+        "Another backend was asked for by name (`--backend`, `backend` in gpuload.config, GPULOAD_BACKEND), or the "
+        "system switches this one off (sysctl kernel.io_uring_disabled). Undo that to use it again."
     ),
     Reason.NOT_DEVICE_MEMORY: (
         "The destination is host memory, and the fastpath writes to device memory only. "
@@ -43,11 +43,11 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.UNALIGNED_OFFSET: (
         "The range does not start on a multiple of the drive's block, usually 4096 bytes. "
-        "`gpuload pack` writes stores whose chunks and inner chunks start on one."
+        "Uncompressed chunks whose size is such a multiple start on one."
     ),
     Reason.UNALIGNED_SIZE: (
         "The range's length is not a multiple of the drive's block, usually 4096 bytes. "
-        "`gpuload pack` writes stores whose chunks are padded to whole blocks."
+        "Choose chunks whose uncompressed size is one."
     ),
     Reason.UNALIGNED_MEMORY: (
         "The destination does not start at an address the drive can write to. "
@@ -55,7 +55,7 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.TAIL: (
         "The last bytes of a file, less than one block, cannot go by the fastpath. "
-        "This is normal and costs little; `gpuload pack` pads files to whole blocks."
+        "This is normal and costs little: there is nothing to mend."
     ),
     Reason.BELOW_THRESHOLD: (
         "The range is so short that the fallback is faster. Larger chunks, or selections that take neighbouring chunks "
@@ -70,8 +70,8 @@ EXPLANATIONS: dict[Reason, str] = {
         "Use a machine or an instance that has the whole GPU."
     ),
     Reason.DRIVER_ERROR: (
-        "The driver took the read and reported an error, so the fallback read the bytes instead. "
-        "The log names the error; `gpuload doctor` checks the driver."
+        "The driver, or the kernel's interface, reported an error that no other reason describes, so another backend "
+        "read the bytes. Read with this backend alone (`--backend`) to see the error."
     ),
     Reason.FD_LIMIT: (
         "The process may not open the further descriptors this path needs for each file. "
@@ -86,8 +86,8 @@ EXPLANATIONS: dict[Reason, str] = {
         "Allow io_uring_setup, io_uring_enter and io_uring_register, and set kernel.io_uring_disabled to 0."
     ),
     Reason.KERNEL_TOO_OLD: (
-        "The kernel lacks a feature this path needs. "
-        "A newer kernel mends it; `gpuload doctor` says which feature is missing."
+        "The kernel lacks a feature this path needs, and a newer one has it. "
+        "Read with this backend alone (`--backend`) to see which feature that is."
     ),
     Reason.MISSING_CHUNK: (
         "The chunk has no file, so its values are the fill value and nothing was read. "
@@ -95,7 +95,7 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.HOST_CODEC: (
         "The chunk is compressed, or otherwise encoded, and was decoded on the CPU, so its bytes went to host memory "
-        "first. An uncompressed copy, or one with a codec the device decodes, can take the fastpath."
+        "first. That is no fault: gpuload decodes on the CPU only, for now."
     ),
     Reason.HOST_DTYPE: (
         "The data type has no form on the device, such as strings, structured types or datetime64, "
