@@ -1,7 +1,8 @@
 """Cuts a selection on a grid of chunks into pieces: contiguous byte ranges inside chunks, and where they go.
 
-Along each dimension only the chunks that hold a selected element are listed, by arithmetic on the range; the chunks
-of the selection are the product of these lists. So the cost is that of what is touched, never that of the array.
+Along each dimension only the chunks that hold a selected element are listed, by arithmetic on its range or its list
+of coordinates; the chunks of the selection are the product of these lists. So the cost is that of what is touched,
+never that of the array.
 
 A chunk whose bytes can be read in parts is cut into *bands*. The slowest storage axis of which one slab fits into
 `piece_bytes` is the banded one: a band takes as many of its slabs as fit, and a single index of every slower axis,
@@ -9,23 +10,25 @@ which makes it one contiguous range. Bands without a selected element are not pl
 bytes from their first to their last selected element, so that a narrow selection reads little.
 
 Elements are always taken in ascending order of their coordinates: a negative step of the selection turns up as a
-negative stride in the destination, and source strides are positive.
+negative stride in the destination, and source strides are positive. Elements of a listed dimension follow no stride;
+`Lists` tells how many strides away each of them is, once for all pieces that share a band, however many these are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from gpuload.errors import SelectionError
+from gpuload.planning.axis import INT64_MAX, AxisIndices, highest, lowest
 from gpuload.planning.selection import Selection
-from gpuload.planning.touch import combine, coordinates, count_bands, count_chunks, divide, highest, lowest, touch
+from gpuload.planning.touch import Touched, combine, coordinates, count_bands, count_chunks, divide, touch
 from gpuload.request import Int64
 
-INT64_MAX = 2**63 - 1
 MAX_PIECES = 1 << 26  # of one plan: at three dimensions it takes 5 GiB then
 
 
@@ -70,11 +73,37 @@ class ChunkForm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Lists:
+    """Where the elements of listed axes are: element i of a piece along such an axis has entry ``entry + i``.
+
+    Parameters
+    ----------
+    entry
+        int64 (n, k): first entry of each piece along each axis; -1 along an axis that is not listed.
+    take
+        int64 (q,): how many source strides behind the first element of its piece each entry is; ascending in a piece.
+    put
+        int64 (q,): how many strides of the destination behind the piece's `place` it goes; in any order, none twice
+        in a piece.
+    """
+
+    entry: Int64
+    take: Int64
+    put: Int64
+
+    @property
+    def axes(self) -> list[int]:
+        """The listed axes."""
+        return np.flatnonzero(self.entry[0] >= 0).tolist() if len(self.entry) else []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """The m chunks a selection touches, and n pieces of them; each is one contiguous range of a decoded chunk.
 
     Element ``(i, j, ...)`` of a piece is at byte ``source + i * source_strides[0] + ...`` of the piece and goes to
     byte ``place + i * place_strides[0] + ...`` of the destination. The strides are the same for all pieces.
+    Along an axis that is listed, `lists` gives what stands there in place of i.
 
     Parameters
     ----------
@@ -93,6 +122,8 @@ class Pieces:
         int64 (n, k): selected elements along each axis, in storage order.
     source_strides, place_strides
         k strides in bytes; those of the destination may be negative.
+    lists
+        Of the axes whose elements follow no stride; None where there is no such axis.
     """
 
     chunks: Int64
@@ -104,9 +135,20 @@ class Pieces:
     count: Int64
     source_strides: tuple[int, ...]
     place_strides: tuple[int, ...]
+    lists: Lists | None = None
 
     def __len__(self) -> int:
         return len(self.chunk)
+
+    def subset(self, which: np.ndarray[tuple[int], np.dtype[Any]]) -> Pieces:
+        """Some of the pieces, chosen by a bool (n,) mask or in the order of an int64 array; all chunks stay."""
+        columns = ("chunk", "offset", "size", "source", "place", "count")
+        lists = self.lists
+        return replace(
+            self,
+            lists=None if lists is None else replace(lists, entry=lists.entry[which]),
+            **{name: getattr(self, name)[which] for name in columns},
+        )
 
     @property
     def elements(self) -> int:
@@ -150,7 +192,8 @@ def cut(
     _check(selection, array_shape, form, place_strides)
     dims = range(len(form.shape))
     axes = selection.axes
-    signed = [stride if axis.step > 0 else -stride for axis, stride in zip(axes, place_strides, strict=True)]
+    back = [not isinstance(axis, AxisIndices) and axis.step < 0 for axis in axes]
+    signed = [-stride if reverse else stride for reverse, stride in zip(back, place_strides, strict=True)]
     ordered = tuple(signed[dim] for dim in form.order)
     if 0 in selection.box:
         none, table = np.empty(0, np.int64), np.empty((0, len(dims)), np.int64)
@@ -168,18 +211,36 @@ def cut(
     size = np.full(len(chunk), form.itemsize, np.int64)
     place = np.zeros(len(chunk), np.int64)
     source_strides = tuple(bands[dim].step * stride for dim, stride in zip(form.order, form.strides, strict=True))
+    lists = _lists(bands, rows, form.order)
     for axis, (dim, stride) in enumerate(zip(form.order, form.strides, strict=True)):
         band, row = bands[dim], rows[dim]
-        origin = place_strides[dim] * (axes[dim].count - 1) if axes[dim].step < 0 else 0  # of the lowest coordinate
         count[:, axis] = band.count[row]
         first += (band.first * stride)[row]
-        size += ((band.count - 1) * source_strides[axis])[row]
-        place += (band.index * ordered[axis] + origin)[row]
+        size += (band.span * stride)[row]
+        if band.inside is None:
+            origin = place_strides[dim] * (axes[dim].count - 1) if back[dim] else 0  # of the lowest coordinate
+            place += (band.index * ordered[axis] + origin)[row]
     offset, source = first, np.zeros(len(chunk), np.int64)
     if piece_bytes is None:
         offset, source = source, first
         size[:] = form.nbytes
-    return Pieces(coordinates(bands), chunk, offset, size, source, place, count, source_strides, ordered)
+    return Pieces(coordinates(bands), chunk, offset, size, source, place, count, source_strides, ordered, lists)
+
+
+def _lists(bands: Sequence[Touched], rows: Sequence[Int64], order: Sequence[int]) -> Lists | None:
+    """The lists of all listed dimensions, one behind the other, and where the pieces begin in them."""
+    entry = np.full((len(rows[0]) if rows else 0, len(order)), -1, np.int64)
+    take, put = [], []
+    begin = 0
+    for axis, dim in enumerate(order):
+        band = bands[dim]
+        if band.inside is None or band.ordinal is None:
+            continue
+        entry[:, axis] = begin + band.index[rows[dim]]
+        take.append(band.inside - np.repeat(band.first, band.count))
+        put.append(band.ordinal)
+        begin += len(band.inside)
+    return Lists(entry, np.concatenate(take), np.concatenate(put)) if take else None
 
 
 def _check(selection: Selection, shape: Sequence[int], form: ChunkForm, place_strides: Sequence[int]) -> None:
@@ -193,7 +254,8 @@ def _check(selection: Selection, shape: Sequence[int], form: ChunkForm, place_st
     if 0 in selection.box:
         return
     for dim, (axis, size) in enumerate(zip(selection.axes, shape, strict=True)):
-        if lowest(axis) < 0 or highest(axis) >= size or axis.step == 0 or axis.count < 0:
+        steps = isinstance(axis, AxisIndices) or (axis.step != 0 and axis.count > 0)
+        if not steps or lowest(axis) < 0 or highest(axis) >= size:
             raise SelectionError(f"{axis} is out of bounds for axis {dim} with size {size}")
         if highest(axis) > INT64_MAX:
             raise SelectionError(f"index {highest(axis)} of axis {dim} does not fit into 64 bits")

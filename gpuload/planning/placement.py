@@ -17,12 +17,13 @@ def collapse(pieces: Pieces, itemsize: int) -> Pieces:
     """Merge axes that lie contiguously in source and destination, and drop those of a single element.
 
     Neighbouring axes become one if, for every piece, a step of the slower one is as many bytes as all steps of the
-    faster one together, in the source and in the destination, or the piece takes no step along the slower one.
+    faster one together, in the source and in the destination, or the piece takes no step along the slower one. A
+    listed axis follows no stride: it stays as it is, and keeps its neighbours apart.
 
     Parameters
     ----------
     pieces
-        As planned; only `count` and the strides change.
+        As planned; only `count`, the strides and the axes of `lists` change.
     itemsize
         Bytes of an element.
 
@@ -34,21 +35,28 @@ def collapse(pieces: Pieces, itemsize: int) -> Pieces:
     counts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     sources: list[int] = []
     places: list[int] = []
+    kept: list[int] = []  # the axis each of these was, or the slowest of those it was
+    listed = [] if pieces.lists is None else pieces.lists.axes
     for axis in reversed(range(len(pieces.source_strides))):
         count = pieces.count[:, axis]
         source, place = pieces.source_strides[axis], pieces.place_strides[axis]
         single = count == 1
-        if single.all():
+        if single.all() and axis not in listed:
             continue
-        if counts:
+        if counts and axis not in listed and kept[-1] not in listed:
             inner = counts[-1]
             joint = (source == inner * sources[-1]) & (place == inner * places[-1])
             if (joint | single).all():
                 counts[-1] = count * inner
+                kept[-1] = axis
                 continue
         counts.append(count)
         sources.append(source)
         places.append(place)
+        kept.append(axis)
+    lists = pieces.lists
+    if lists is not None:
+        lists = replace(lists, entry=np.ascontiguousarray(lists.entry[:, kept[::-1]]))
     if not counts:
         counts, sources, places = [np.ones(len(pieces), np.int64)], [itemsize], [itemsize]
     return replace(
@@ -56,4 +64,5 @@ def collapse(pieces: Pieces, itemsize: int) -> Pieces:
         count=np.ascontiguousarray(np.stack(counts[::-1], axis=1)),
         source_strides=tuple(sources[::-1]),
         place_strides=tuple(places[::-1]),
+        lists=lists,
     )

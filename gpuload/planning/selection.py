@@ -1,51 +1,39 @@
-"""A basic selection as numbers: one range per array dimension, and which of them are axes of the result.
+"""A selection as numbers: what it takes along each array dimension, and which of them are axes of the result.
 
-Basic means NumPy's basic indexing in full: integers, slices with any step, ``...`` and ``None`` (newaxis), with
-NumPy's rules and bounds. Everything after `normalise` is arithmetic on `AxisRange`: ``start + i * step`` for
-``i < count``. Python integers hold the coordinates, so that an array of nearly 2**63 elements along an axis is no
-special case.
+Two ways to read what stands between brackets meet here. `normalise` is NumPy's indexing: basic indexing in full, with
+one index array at most. `orthogonal` takes an index array along any dimension, each for itself, as zarr's ``oindex``
+does. Everything after them is arithmetic on one `Axis` per array dimension.
 
-The transport knows nothing of dropped or inserted axes. It fills a *box* with exactly one axis per array dimension;
-`Selection.as_box` shows any destination of the result's shape as that box, without a copy.
+The transport knows nothing of dropped, inserted or moved axes. It fills a *box* with exactly one axis per array
+dimension; `Selection.as_box` shows any destination of the result's shape as that box, without a copy.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gpuload.errors import DestinationError, SelectionError
+from gpuload.planning.axis import Axis, from_array, from_integer, from_slice, is_array
 
 MAX_NDIM = 64  # NumPy's own limit for the axes of a result
 
 
 @dataclass(frozen=True, slots=True)
-class AxisRange:
-    """Coordinates ``start + i * step`` for ``0 <= i < count`` along one array dimension; `step` may be negative."""
-
-    start: int
-    step: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
-    """What a basic selection asks for.
+    """What a selection asks for.
 
     Parameters
     ----------
     axes
-        One range per array dimension; an integer index is a range of count 1.
+        What is taken along each array dimension; an integer index is a range of count 1.
     result
         The axes of the result in order: the array dimension each runs along, or None for a newaxis. Dimensions
-        indexed by an integer do not occur.
+        indexed by an integer do not occur. They ascend, unless NumPy moves the axis of an index array to the front.
     """
 
-    axes: tuple[AxisRange, ...]
+    axes: tuple[Axis, ...]
     result: tuple[int | None, ...]
 
     @property
@@ -78,50 +66,91 @@ class Selection:
         """
         if tuple(out.shape) != self.shape:
             raise DestinationError(f"out has shape {tuple(out.shape)}, but the selection gives {self.shape}")
-        key: list[Any] = []
-        seen = 0
-        for dim in self.result:  # basic indexing keeps the dimensions in order
-            if dim is None:
-                key.append(0)
-            else:
-                key += [None] * (dim - seen) + [slice(None)]
-                seen = dim + 1
-        key += [None] * (len(self.axes) - seen)
-        return out[(*key, ...)]  # the ellipsis makes it a view where all keys are integers, too
+        dims = [dim for dim in self.result if dim is not None]
+        box = out[(*(0 if dim is None else slice(None) for dim in self.result), ...)]  # the ellipsis makes it a view
+        if dims != sorted(dims):
+            box = box.transpose(sorted(range(len(dims)), key=dims.__getitem__))
+        present = set(dims)
+        return box[(*(slice(None) if dim in present else None for dim in range(len(self.axes))), ...)]
 
 
 def normalise(selection: Any, shape: Sequence[int]) -> Selection:
-    """Turn what stands between the brackets into numbers.
+    """Turn what stands between the brackets into numbers, as NumPy understands it.
 
     Parameters
     ----------
     selection
-        An integer (anything with ``__index__`` that is no bool), a slice, ``...``, None, or a tuple of these.
+        An integer (anything with ``__index__`` that is no bool), a slice, ``...``, None, or a tuple of these; at most
+        one of them may be an array or list of one dimension, of integers or of as many booleans as there are elements.
+        Where an integer stands beside it, but not next to it, NumPy moves the axis of the array to the front.
     shape
         Of the array, in elements.
 
     Raises
     ------
     SelectionError
-        An index out of bounds, too many indices, a zero step, or anything that is not basic indexing.
+        An index out of bounds, too many indices, a zero step, a mask of another length, more than one array, or
+        anything else that is no index.
     """
-    keys = selection if isinstance(selection, tuple) else (selection,)
-    keys = _fill_ellipsis(keys, len(shape))
-    axes: list[AxisRange] = []
+    keys, axes, result = _along_axes(selection, shape)
+    arrays = [position for position, key in enumerate(keys) if is_array(key)]
+    if len(arrays) > 1:
+        raise SelectionError(
+            f"{len(arrays)} index arrays in one selection: only one is possible here, oindex[...] takes one each axis"
+        )
+    if arrays:
+        # To NumPy, integers beside an array are arrays too. Only where all of them are neighbours is it clear where
+        # the axis they have in common belongs; an ellipsis comes between, even if it stands for nothing.
+        parts = selection if isinstance(selection, tuple) else (selection,)
+        advanced = [i for i, key in enumerate(parts) if not (key is None or key is ... or isinstance(key, slice))]
+        if advanced[-1] - advanced[0] >= len(advanced):
+            dim = sum(key is not None for key in keys[: arrays[0]])
+            result.remove(dim)
+            result.insert(0, dim)
+    return Selection(tuple(axes), tuple(result))
+
+
+def orthogonal(selection: Any, shape: Sequence[int]) -> Selection:
+    """Turn an orthogonal selection into numbers: every axis is indexed for itself, as zarr's ``oindex`` does.
+
+    Parameters
+    ----------
+    selection
+        As for `normalise`, but with any number of arrays. The axes of the result keep the array's order.
+    shape
+        Of the array, in elements.
+
+    Raises
+    ------
+    SelectionError
+        As for `normalise`.
+    """
+    _, axes, result = _along_axes(selection, shape)
+    return Selection(tuple(axes), tuple(result))
+
+
+def _along_axes(selection: Any, shape: Sequence[int]) -> tuple[tuple[Any, ...], list[Axis], list[int | None]]:
+    """The keys without an ellipsis, what they take along each array dimension, and the axes of the result in order."""
+    keys = _fill_ellipsis(selection if isinstance(selection, tuple) else (selection,), len(shape))
+    axes: list[Axis] = []
     result: list[int | None] = []
     for key in keys:
         if key is None:
             result.append(None)
             continue
         dim = len(axes)
+        size = int(shape[dim])
         if isinstance(key, slice):
             result.append(dim)
-            axes.append(_from_slice(key, int(shape[dim])))
+            axes.append(from_slice(key, size))
+        elif is_array(key):
+            result.append(dim)
+            axes.append(from_array(key, size, dim))
         else:
-            axes.append(_from_integer(key, int(shape[dim]), dim))
+            axes.append(from_integer(key, size, dim))
     if len(result) > MAX_NDIM:
         raise SelectionError(f"the result would have {len(result)} axes, at most {MAX_NDIM} are possible")
-    return Selection(tuple(axes), tuple(result))
+    return keys, axes, result
 
 
 def _fill_ellipsis(keys: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
@@ -136,36 +165,3 @@ def _fill_ellipsis(keys: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     if not ellipses:
         return keys + full
     return keys[: ellipses[0]] + full + keys[ellipses[0] + 1 :]
-
-
-def _from_slice(key: slice, size: int) -> AxisRange:
-    try:
-        covered = range(*key.indices(size))
-    except ValueError:
-        raise SelectionError(f"{key!r}: the step of a slice cannot be zero") from None
-    except TypeError:
-        raise SelectionError(f"{key!r}: the parts of a slice must be integers or None") from None
-    # Not len(): it is limited to sys.maxsize. A step that is never taken is 1, so that no huge one is carried along.
-    count = max(0, (covered.stop - covered.start + covered.step - (1 if covered.step > 0 else -1)) // covered.step)
-    if count == 0:
-        return AxisRange(0, 1, 0)
-    return AxisRange(covered.start, covered.step if count > 1 else 1, count)
-
-
-def _from_integer(key: Any, size: int, dim: int) -> AxisRange:
-    try:
-        if isinstance(key, bool | np.bool_):
-            raise TypeError
-        index = operator.index(key)
-    except TypeError:
-        raise SelectionError(
-            f"{_name(key)} is not a basic index: only integers, slices, Ellipsis and None (newaxis) are"
-        ) from None
-    if not -size <= index < size:
-        raise SelectionError(f"index {index} is out of bounds for axis {dim} with size {size}")
-    return AxisRange(index % size, 1, 1)
-
-
-def _name(key: Any) -> str:
-    text = repr(key)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(key).__name__})"

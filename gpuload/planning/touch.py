@@ -1,7 +1,8 @@
-"""What a range touches along one dimension: chunks, bands of chunks, and the products of these over all dimensions.
+"""What is touched along one dimension: chunks, bands of chunks, and the products of these over all dimensions.
 
 Only chunks and bands that hold a selected element are listed, by arithmetic: a step of 10**8 over 10**9 elements
-lists ten of them, however small they are. Ranges are walked in ascending order, whatever the sign of their step.
+lists ten of them, however small they are. Coordinates are walked in ascending order, whatever the sign of a range's
+step or the order of a list, and repeats of a listed one come one after the other.
 No number in here is larger than the highest selected coordinate, so a coordinate below 2**63 cannot overflow.
 """
 
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from gpuload.planning.selection import AxisRange
+from gpuload.planning.axis import Axis, AxisIndices, highest, lowest
 from gpuload.request import Int64
 
 
@@ -33,6 +35,9 @@ class Touched:
         int64 (e,): its coordinate inside the chunk, and how many elements of the band are selected.
     step
         Distance of neighbours; 1 where no band has two.
+    inside, ordinal
+        Of an axis that lists its elements, None otherwise: int64 (count,), the coordinate of each element inside its
+        chunk and its place among the selected ones. Those of a band are ``index:index + count``.
     """
 
     chunk: Int64
@@ -42,30 +47,34 @@ class Touched:
     first: Int64
     count: Int64
     step: int
+    inside: Int64 | None = None
+    ordinal: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
-
-def lowest(axis: AxisRange) -> int:
-    """Lowest selected coordinate."""
-    return min(axis.start, axis.start + (axis.count - 1) * axis.step)
-
-
-def highest(axis: AxisRange) -> int:
-    """Highest selected coordinate."""
-    return max(axis.start, axis.start + (axis.count - 1) * axis.step)
+    @property
+    def span(self) -> Int64:
+        """Distance of the first and the last selected element of each band, int64 (e,)."""
+        if self.inside is None:
+            return (self.count - 1) * self.step
+        last: Int64 = self.inside[self.index + self.count - 1]
+        return last - self.first
 
 
-def count_chunks(axis: AxisRange, extent: int) -> int:
-    """Number of chunks of `extent` elements that `touch` will list for a range that is not empty."""
+def count_chunks(axis: Axis, extent: int) -> int:
+    """Number of chunks of `extent` elements that `touch` will list for an axis that is not empty."""
+    if isinstance(axis, AxisIndices):
+        return len(np.unique(axis.index // extent))
     if abs(axis.step) >= extent:
         return axis.count
     return highest(axis) // extent - lowest(axis) // extent + 1
 
 
-def touch(axis: AxisRange, extent: int) -> Touched:
-    """List the chunks of `extent` elements that a range touches; the range must not be empty."""
+def touch(axis: Axis, extent: int) -> Touched:
+    """List the chunks of `extent` elements that an axis touches; it must not be empty."""
+    if isinstance(axis, AxisIndices):
+        return _touch_listed(axis.index, extent)
     low, high, step = lowest(axis), highest(axis), abs(axis.step) if axis.count > 1 else 1
     if step >= extent:  # no two elements in one chunk
         index = np.arange(axis.count, dtype=np.int64)
@@ -82,8 +91,20 @@ def touch(axis: AxisRange, extent: int) -> Touched:
     )
 
 
+def _touch_listed(index: Int64, extent: int) -> Touched:
+    ordinal = np.arange(len(index)) if (np.diff(index) >= 0).all() else np.argsort(index, kind="stable")
+    number, inside = np.divmod(index[ordinal], extent)
+    begin = np.flatnonzero(np.diff(number, prepend=-1))
+    count = np.diff(begin, append=len(index))
+    ones = np.ones_like(begin)
+    return Touched(number[begin], ones, np.arange(len(begin)), begin, inside[begin], count, 1, inside, ordinal)
+
+
 def count_bands(touched: Touched, extent: int) -> Int64:
     """Number of touched bands of `extent` elements in each chunk, int64 (t,)."""
+    if touched.inside is not None:
+        starts = _starts_band(touched, touched.inside // extent)
+        return np.add.reduceat(starts, touched.index, dtype=np.int64)
     if touched.step >= extent:
         return touched.count
     last = touched.first + (touched.count - 1) * touched.step
@@ -98,6 +119,10 @@ def divide(touched: Touched, extent: int) -> Touched:
     total = int(begin[-1] + bands[-1])
     if total == len(touched):
         return touched
+    if touched.inside is not None:
+        index = np.flatnonzero(_starts_band(touched, touched.inside // extent))
+        count = np.diff(index, append=len(touched.inside))
+        return replace(touched, bands=bands, begin=begin, index=index, first=touched.inside[index], count=count)
     owner = np.repeat(np.arange(len(bands)), bands)
     ordinal = np.arange(total) - begin[owner]
     first, step = touched.first[owner], touched.step
@@ -118,6 +143,13 @@ def divide(touched: Touched, extent: int) -> Touched:
         count=count,
         step=step_inside,
     )
+
+
+def _starts_band(touched: Touched, band: Int64) -> npt.NDArray[np.bool_]:
+    """bool (count,): the listed elements that are the first of their band, or of their chunk."""
+    starts: npt.NDArray[np.bool_] = np.diff(band, prepend=-1) != 0
+    starts[touched.index] = True
+    return starts
 
 
 def coordinates(touched: Sequence[Touched]) -> Int64:

@@ -19,7 +19,8 @@ import zarr
 from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
 from gpuload.files.root import Root
-from gpuload.planning.selection import AxisRange, Selection
+from gpuload.planning.axis import Axis, AxisIndices
+from gpuload.planning.selection import Selection
 from gpuload.request import Int64
 from gpuload.zarr import _compat
 from gpuload.zarr.layout import Layout
@@ -34,8 +35,8 @@ class _Touched:
 
     chunk: int
     extent: int
-    source: slice
-    place: slice
+    source: slice | Int64
+    place: slice | Int64
 
 
 def read_foreign(
@@ -59,11 +60,20 @@ def read_foreign(
             zip(present, _decode(array, shapes, [encoded[i] for i in present], [keys[i] for i in present]), strict=True)
         )
         for i, chunk in enumerate(wave):
-            place = tuple(part.place for part in chunk)
+            place = _key([part.place for part in chunk], box.shape)
             if i in decoded:
-                box[place] = decoded[i][tuple(part.source for part in chunk)]
+                box[place] = decoded[i][_key([part.source for part in chunk], decoded[i].shape)]
             else:
                 box[place] = layout.fill_value
+
+
+def _key(parts: Sequence[slice | Int64], shape: Sequence[int]) -> tuple[Any, ...]:
+    """What indexes each axis for itself: slices as they are, or all as lists where one is."""
+    if all(isinstance(part, slice) for part in parts):
+        return tuple(parts)
+    return np.ix_(
+        *(np.arange(size)[part] if isinstance(part, slice) else part for part, size in zip(parts, shape, strict=True))
+    )
 
 
 def _decode(
@@ -113,8 +123,11 @@ def _waves(layout: Layout, selection: Selection) -> Iterator[list[tuple[_Touched
         yield wave
 
 
-def _touched(axis: AxisRange, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
-    """The chunks a range touches, in ascending order; only those, however far apart they are."""
+def _touched(axis: Axis, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
+    """The chunks that are touched along a dimension, in ascending order; only those, however far apart they are."""
+    if isinstance(axis, AxisIndices):
+        yield from _listed(axis.index, edges)
+        return
     step = abs(axis.step)
     low = axis.start if axis.step > 0 else axis.start + (axis.count - 1) * axis.step
     ends = list(itertools.accumulate(edges)) if isinstance(edges, tuple) else None
@@ -138,3 +151,17 @@ def _touched(axis: AxisRange, edges: int | tuple[int, ...]) -> Iterator[_Touched
             place = slice(first, first - count if first >= count else None, -1)
         yield _Touched(chunk, extent, source, place)
         ordinal += count
+
+
+def _listed(index: Int64, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
+    """The chunks that listed elements touch."""
+    order = np.argsort(index, kind="stable")
+    ends = np.cumsum(edges) if isinstance(edges, tuple) else None
+    numbers = index[order] // edges if ends is None else np.searchsorted(ends, index[order], side="right")
+    bounds = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for first, last in itertools.pairwise([*bounds, len(index)]):
+        chunk = int(numbers[first])
+        extent = edges[chunk] if isinstance(edges, tuple) else edges
+        begin = chunk * extent if ends is None else int(ends[chunk]) - extent
+        place = order[first:last]
+        yield _Touched(chunk, extent, index[place] - begin, place)

@@ -12,9 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuload.errors import SelectionError
-from gpuload.planning.grid import INT64_MAX, MAX_PIECES, ChunkForm, Pieces, cut
+from gpuload.planning.axis import INT64_MAX, AxisIndices, AxisRange
+from gpuload.planning.grid import MAX_PIECES, ChunkForm, Pieces, cut
 from gpuload.planning.placement import collapse
-from gpuload.planning.selection import AxisRange, Selection, normalise
+from gpuload.planning.selection import Selection, normalise, orthogonal
 
 MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 DTYPES = ["u1", ">i2", "<u4", "f8", "V3", "c16"]
@@ -45,7 +46,32 @@ def basic_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, ChunkForm, int | None]:
+def orthogonal_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    """Basic along some axes; along the others integers in any order, with repeats, or a mask."""
+    keys: list[Any] = []
+    for size in shape:
+        index = st.integers(-size, size - 1) if size else st.nothing()
+        match draw(st.sampled_from(["slice", "integers", "integers", "sorted", "mask"])):
+            case "slice":
+                bound = st.none() | st.integers(-size - 2, size + 2)
+                keys.append(slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2, 3, -1, -2]))))
+            case "integers":
+                keys.append(draw(st.lists(index, max_size=7 if size else 0)))
+            case "sorted":
+                keys.append(np.array(sorted(draw(st.sets(index, max_size=size))), np.int16))
+            case "mask":
+                keys.append(np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool))
+    return tuple(keys)
+
+
+def outer(array: np.ndarray, keys: tuple[Any, ...]) -> np.ndarray:
+    """What `keys` select of `array`, each along its own axis."""
+    along = [np.arange(n)[np.array(k, int) if isinstance(k, list) else k] for k, n in zip(keys, array.shape)]
+    return np.asarray(array[np.ix_(*along)]) if along else array
+
+
+@st.composite
+def cases(draw: st.DrawFn, selections: Any = basic_selections) -> tuple[np.ndarray, Any, ChunkForm, int | None]:
     ndim = draw(st.sampled_from([0, 1, 1, 2, 2, 2, 3, 3, 4]))
     longest = (1, 60, 15, 8, 5)[ndim]
     shape = tuple(draw(st.integers(0, longest)) for _ in range(ndim))
@@ -58,7 +84,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, ChunkForm, int | None]:
     # Bytes that differ nearly everywhere, so that no misplaced one can hide.
     raw = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)[: math.prod(shape) * dtype.itemsize]
     array = raw.view(dtype).reshape(shape)
-    selection = draw(basic_selections(shape))
+    selection = draw(selections(shape))
     # Mostly a few slabs of one axis, so that it is the banded one.
     slabs = st.tuples(st.sampled_from([form.itemsize, *form.strides]), st.integers(1, 6)).map(math.prod)
     piece_bytes = draw(st.none() | slabs | slabs | st.integers(1, form.nbytes + 1))
@@ -73,10 +99,24 @@ def stored_chunk(array: np.ndarray, form: ChunkForm, coordinates: np.ndarray) ->
     return np.frombuffer(full.transpose(form.order).tobytes(), np.uint8)
 
 
-def element_offsets(count: np.ndarray, strides: tuple[int, ...]) -> list[int]:
+def element_offsets(count: np.ndarray, strides: tuple[int, ...], entry: Any = None, values: Any = None) -> list[int]:
     """Byte offsets of all elements of a piece, in order: the definition, spelt out."""
-    indices = itertools.product(*map(range, count.tolist()))
-    return [sum(i * stride for i, stride in zip(index, strides)) for index in indices]
+    steps = [range(n) for n in count.tolist()]
+    if entry is not None:
+        steps = [values[e : e + len(s)].tolist() if e >= 0 else s for s, e in zip(steps, entry.tolist())]
+    return [sum(i * stride for i, stride in zip(index, strides)) for index in itertools.product(*steps)]
+
+
+def source_offsets(pieces: Pieces, i: int) -> list[int]:
+    lists = pieces.lists
+    more = () if lists is None else (lists.entry[i], lists.take)
+    return element_offsets(pieces.count[i], pieces.source_strides, *more)
+
+
+def place_offsets(pieces: Pieces, i: int) -> list[int]:
+    lists = pieces.lists
+    more = () if lists is None else (lists.entry[i], lists.put)
+    return element_offsets(pieces.count[i], pieces.place_strides, *more)
 
 
 def execute(
@@ -88,9 +128,7 @@ def execute(
     for i in range(len(pieces)):
         assert 0 <= pieces.offset[i] < pieces.offset[i] + pieces.size[i] <= form.nbytes
         piece = chunks[pieces.chunk[i]][pieces.offset[i] : pieces.offset[i] + pieces.size[i]]
-        sources = element_offsets(pieces.count[i], pieces.source_strides)
-        places = element_offsets(pieces.count[i], pieces.place_strides)
-        for source, place in zip(sources, places, strict=True):
+        for source, place in zip(source_offsets(pieces, i), place_offsets(pieces, i), strict=True):
             begin, end = pieces.source[i] + source, pieces.source[i] + source + row
             assert 0 <= begin < end <= pieces.size[i]
             to = origin + pieces.place[i] + place
@@ -115,8 +153,22 @@ def destination(data: st.DataObject, selection: Selection, dtype: np.dtype) -> t
 @given(cases(), st.data())
 def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
     array, key, form, piece_bytes = case
-    selection = normalise(key, array.shape)
+    expected = np.asarray(array[key], array.dtype)  # a scalar would be of native byte order
+    check_pieces(array, normalise(key, array.shape), expected, form, piece_bytes, data)
+
+
+@MANY
+@given(cases(orthogonal_selections), st.data())
+def test_pieces_give_the_orthogonal_selection(case: Any, data: st.DataObject) -> None:
+    array, key, form, piece_bytes = case
+    check_pieces(array, orthogonal(key, array.shape), outer(array, key), form, piece_bytes, data)
+
+
+def check_pieces(
+    array: np.ndarray, selection: Selection, expected: np.ndarray, form: ChunkForm, piece_bytes: Any, data: Any
+) -> None:
     out, memory = destination(data, selection, array.dtype)
+    assert out.shape == expected.shape
     box = selection.as_box(out)
     pieces = cut(selection, array.shape, form, box.strides, piece_bytes=piece_bytes)
     origin = box.__array_interface__["data"][0] - memory.__array_interface__["data"][0] if box.size else 0
@@ -125,7 +177,6 @@ def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int |
     for column in (pieces.chunks, pieces.chunk, pieces.offset, pieces.size, pieces.source, pieces.place, pieces.count):
         assert column.dtype == np.int64
     written = execute(pieces, array, form, memory, origin, form.itemsize)
-    expected = np.asarray(array[key], array.dtype)  # a scalar would be of native byte order
     assert out.tobytes() == expected.tobytes()
     assert set(np.unique(written)) <= {0, 1}
     assert written.sum() == expected.nbytes
@@ -137,6 +188,11 @@ def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int |
     np.testing.assert_array_equal(execute(merged, array, form, memory, origin, row), written)
     assert out.tobytes() == expected.tobytes()
 
+    shuffled = np.array(data.draw(st.permutations(range(len(pieces))), "order of the pieces"), np.int64)
+    memory[:] = 0xA5
+    execute(merged.subset(shuffled), array, form, memory, origin, row)
+    assert out.tobytes() == expected.tobytes()
+
 
 @MANY
 @given(cases())
@@ -145,7 +201,26 @@ def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkFo
     selection = normalise(key, array.shape)
     pieces = cut(selection, array.shape, form, (0,) * array.ndim, piece_bytes=piece_bytes)
 
-    coordinates = [[axis.start + i * axis.step for i in range(axis.count)] for axis in selection.axes]
+    check_smallness(array, selection, form, piece_bytes, pieces)
+
+
+@given(cases(orthogonal_selections))
+def test_pieces_of_lists_are_as_small_as_they_can_be(case: Any) -> None:
+    array, key, form, piece_bytes = case
+    selection = orthogonal(key, array.shape)
+    pieces = cut(selection, array.shape, form, (0,) * array.ndim, piece_bytes=piece_bytes)
+    check_smallness(array, selection, form, piece_bytes, pieces)
+
+
+def check_smallness(
+    array: np.ndarray, selection: Selection, form: ChunkForm, piece_bytes: int | None, pieces: Pieces
+) -> None:
+    coordinates = [
+        axis.index.tolist()
+        if isinstance(axis, AxisIndices)
+        else [axis.start + i * axis.step for i in range(axis.count)]
+        for axis in selection.axes
+    ]
     touched = sorted(set(itertools.product(*({c // n for c in cs} for cs, n in zip(coordinates, form.shape)))))
     if 0 in selection.box:
         touched = []
@@ -159,7 +234,7 @@ def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkFo
         return
     assert (pieces.size <= max(piece_bytes, form.itemsize)).all()
     for i in range(len(pieces)):  # the first and the last byte are wanted
-        offsets = element_offsets(pieces.count[i], pieces.source_strides)
+        offsets = source_offsets(pieces, i)
         assert pieces.source[i] + min(offsets) == 0
         assert pieces.source[i] + max(offsets) + form.itemsize == pieces.size[i]
     same = np.diff(pieces.chunk) == 0
@@ -269,6 +344,22 @@ def test_too_much_is_refused_before_it_is_planned() -> None:
         cut(normalise(..., (2**40,)), (2**40,), ChunkForm((2**40,), 1, (0,)), (1,), piece_bytes=2)
     with pytest.raises(SelectionError, match="64 bits"):
         cut(normalise(slice(2), (4,)), (4,), ChunkForm((4,), 1, (0,)), (2**63,), piece_bytes=None)
+
+
+def test_a_list_costs_what_it_touches() -> None:
+    """However far apart its elements are, and however many pieces share it."""
+    shape, form = (2**62, 2**20), ChunkForm((1000, 2), 4, (0, 1))
+    index = np.array([2**61, 5, 2**61 + 999, 5, 0])
+    pieces = cut(orthogonal((index, slice(0, 2000)), shape), shape, form, (8000, 4), piece_bytes=None)
+    assert len(pieces) == len(pieces.chunks) == 3 * 1000
+    assert set(pieces.chunks[:, 0].tolist()) == {0, 2**61 // 1000, (2**61 + 999) // 1000}
+    lists = pieces.lists
+    assert lists is not None
+    assert lists.put.tolist() == [4, 1, 3, 0, 2]
+    with pytest.raises(SelectionError, match=str(MAX_PIECES)):
+        cut(orthogonal((index, slice(None, None, 3)), (2**62, 2**40)), (2**62, 2**40), form, (0, 0), piece_bytes=None)
+    with pytest.raises(SelectionError, match="out of bounds for axis 0"):
+        cut(orthogonal(index, (2**62,)), (2**61,), ChunkForm((8,), 1, (0,)), (1,), piece_bytes=None)
 
 
 def test_what_does_not_belong_together() -> None:

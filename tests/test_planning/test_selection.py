@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuload.errors import DestinationError, SelectionError
-from gpuload.planning.selection import AxisRange, normalise
+from gpuload.planning.axis import AxisIndices, AxisRange
+from gpuload.planning.selection import Selection, normalise, orthogonal
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 BOUNDS = st.none() | st.integers(-9, 9) | st.sampled_from([2**63, -(2**63), 10**30, np.int64(3), np.int8(-2)])
@@ -26,6 +27,14 @@ KEYS = st.one_of(
     st.just(Ellipsis),
 )
 SELECTIONS = st.lists(KEYS, max_size=6).map(tuple) | KEYS
+ARRAYS = st.one_of(
+    st.lists(st.integers(-7, 6), max_size=5),
+    st.lists(st.integers(-7, 6), max_size=5).map(lambda index: np.array(index, np.int8)),
+    st.lists(st.integers(0, 6), max_size=5).map(lambda index: np.array(index, np.uint64)),
+    # NumPy takes an empty mask for any axis, it is refused here.
+    st.lists(st.booleans(), min_size=1, max_size=6).map(lambda mask: np.array(mask, bool)),
+    st.integers(1, 6).map(lambda size: np.arange(size) % 3 == 1),
+)
 
 
 @given(SHAPES, SELECTIONS)
@@ -45,7 +54,48 @@ def test_equals_numpy(shape: tuple[int, ...], selection: Any) -> None:
         with pytest.raises(SelectionError):
             normalise(selection, shape)
         return
-    normalised = normalise(selection, shape)
+    check(array, normalise(selection, shape), expected)
+
+
+@given(SHAPES.filter(len), st.lists(KEYS, max_size=5), ARRAYS, st.data())
+@example((3, 4, 5), [0, slice(None)], [2, 1, 2], None)
+@example((3, 4, 5), [slice(None), 0, ...], [2, 1, 2], None)
+@example((0, 3), [5], [], None)
+def test_one_array_equals_numpy(shape: tuple[int, ...], keys: list[Any], indices: Any, data: Any) -> None:
+    """NumPy moves the axis of an array to the front where an integer stands apart from it."""
+    at = len(keys) if data is None else data.draw(st.integers(0, len(keys)))
+    selection = (*keys[:at], indices, *keys[at:])
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    try:
+        expected = array[_clipped(selection)]
+    except (IndexError, ValueError):
+        with pytest.raises(SelectionError):
+            normalise(selection, shape)
+        return
+    check(array, normalise(selection, shape), expected)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.data())
+def test_orthogonal_indexes_each_axis_for_itself(shape: tuple[int, ...], data: st.DataObject) -> None:
+    keys: list[Any] = []
+    expected = array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    for size in shape:
+        key = data.draw(KEYS.filter(lambda key: key is not None and key is not ...) | ARRAYS | ARRAYS)
+        axis = len(keys)
+        keys.append(key)
+        try:  # the axes of integers are kept until the end
+            along = np.arange(size)[_clipped(key)]
+        except (IndexError, ValueError):
+            with pytest.raises(SelectionError):
+                orthogonal((*keys, ...), shape)
+            return
+        expected = np.take(expected, np.atleast_1d(along), axis)
+    dropped = tuple(0 if np.ndim(key) == 0 and not isinstance(key, slice) else slice(None) for key in keys)
+    check(array, orthogonal(tuple(keys), shape), expected[dropped])
+
+
+def check(array: np.ndarray, normalised: Selection, expected: np.ndarray) -> None:
+    """Whether `normalised` says how to get `expected` from `array`, through a box."""
     assert normalised.shape == expected.shape
     assert len(normalised.axes) == array.ndim
 
@@ -78,7 +128,9 @@ def test_as_box_is_a_view_of_any_strides(shape: tuple[int, ...], selection: Any,
     assert (padded == 7).sum() == out.size
 
 
-def _coordinates(axis: AxisRange) -> np.ndarray:
+def _coordinates(axis: AxisRange | AxisIndices) -> np.ndarray:
+    if isinstance(axis, AxisIndices):
+        return axis.index
     return np.array([axis.start + i * axis.step for i in range(axis.count)], dtype=int)
 
 
@@ -97,9 +149,20 @@ def _clipped(selection: Any) -> Any:
     [
         (True, "True"),
         (np.True_, "True"),
-        (np.array(True), "not a basic index"),
-        ([0, 1], r"\[0, 1\] \(list\)"),
-        (np.array([0]), "ndarray"),
+        (np.array(True), "is no index"),
+        (([0], [1]), "2 index arrays.*oindex"),
+        (np.zeros((4, 5), bool), "2 dimensions cannot select along axis 0"),
+        ([[0, 1]], "2 dimensions cannot select along axis 0"),
+        ([[0], [1, 2]], r"\[\[0\], \[1, 2\]\] \(list\) cannot select along axis 0"),
+        ((0, np.array([True] * 4)), "a mask of 4 elements does not fit axis 1 with size 5"),
+        (np.array([], bool), "a mask of 0 elements does not fit axis 0 with size 4"),
+        ((..., [0, -6, 7]), "index -6 is out of bounds for axis 1 with size 5"),
+        ([0, 4], "index 4 is out of bounds for axis 0 with size 4"),
+        (np.array([2**64 - 1], np.uint64), f"index {2**64 - 1} is out of bounds for axis 0"),
+        ([2**70], "object cannot select along axis 0"),
+        (np.array([]), "float64 cannot select along axis 0"),
+        ([0.0], "float64"),
+        (["a"], "cannot select"),
         ("name", "'name'"),
         (1.0, "1.0"),
         (((0,),), "tuple"),
@@ -116,6 +179,36 @@ def _clipped(selection: Any) -> Any:
 def test_refused_by_name(selection: Any, message: str) -> None:
     with pytest.raises(SelectionError, match=message):
         normalise(selection, (4, 5))
+
+
+def test_what_a_list_may_not_be() -> None:
+    with pytest.raises(SelectionError, match="index 5 is out of bounds for axis 1 with size 5"):
+        orthogonal(([0], [0, 5]), (4, 5))
+    with pytest.raises(SelectionError, match="64 bits"):
+        orthogonal([0, 0], (2**63,))
+    with pytest.raises(SelectionError, match="too many"):
+        orthogonal(([0], [0], [0]), (4, 5))
+    assert orthogonal([0, 0, -1], (2**63 - 1,)).axes[0].index.tolist() == [0, 0, 2**63 - 2]
+
+
+def test_a_list_that_is_a_range() -> None:
+    """Cheaper to plan and to copy."""
+    mask = np.arange(9) % 4 == 1
+    assert orthogonal(([3, 2, 1], mask, [-1], [], [False] * 3), (4, 9, 5, 2, 3)).axes == (
+        AxisRange(3, -1, 3),
+        AxisRange(1, 4, 2),
+        AxisRange(4, 1, 1),
+        AxisRange(0, 1, 0),
+        AxisRange(0, 1, 0),
+    )
+
+
+def test_a_list_is_copied() -> None:
+    """What was checked must not change before it is used."""
+    index = np.array([0, 3, 1])
+    selection = normalise(index, (4,))
+    index[:] = 10**9
+    assert selection.axes[0].index.tolist() == [0, 3, 1]
 
 
 def test_longest_axes() -> None:
