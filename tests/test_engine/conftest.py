@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,10 @@ def nothing_left() -> Iterator[None]:
     assert [handle for handle in cache._all() if handle.leases] == []
 
 
+def replace_out(request: ReadRequest, out: Any) -> ReadRequest:
+    return replace(request, out=out)
+
+
 def lent() -> int:
     io = transfer.io_thread()
     return int(io.call(lambda: io.pool.lent))
@@ -278,7 +283,8 @@ def python() -> Callable[..., str]:
 # Every script has this conftest's arrays, as module `t`.
 PRELUDE = f"""
 import faulthandler, importlib.util, os, signal, sys, threading
-faulthandler.dump_traceback_later(90, exit=True)
+faulthandler.register(signal.SIGALRM, chain=True)  # not its own watchdog, which hangs at the end of forked children
+signal.alarm(80)
 specification = importlib.util.spec_from_file_location("t", {str(Path(__file__))!r})
 t = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(t)
