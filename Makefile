@@ -78,28 +78,31 @@ $(STAMPS)/pip:
 	        echo "Name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; \
 	        exit 1; \
 	    fi; \
-	    echo "making $(VENV) from $$("$$found" -c 'import sys; print(sys.executable, sys.version.split()[0])')"; \
+	    echo "making $(VENV) from $$("$$found" -c 'import sys; print(sys.executable, sys.version.split()[0])')" >&2; \
 	    "$$found" -m venv --clear $(VENV) || { \
 	        echo "'$$found -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; \
 	    }; \
 	fi
-	@echo "installing into $(VENV), once"
 	@$(PIP) install -qq --upgrade 'pip>=25.1'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: pyproject.toml Makefile $(STAMPS)/pip
+	@echo "installing gpuload and the demo's data: half a minute or so" >&2
 	@$(PIP) install -qq --editable '.[demo]'
 	@touch $@
 
 $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
+	@echo "installing what the tests need" >&2
 	@$(PIP) install -qq --editable '.[demo,pandas]' --group test
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test
+	@echo "installing the checkers" >&2
 	@$(PIP) install -qq --group lint
 	@touch $@
 
 $(STAMPS)/lab: pyproject.toml Makefile $(STAMPS)/pip
+	@echo "installing JupyterLab and what the notebooks use" >&2
 	@$(PIP) install -qq --editable '.[all]'
 	@touch $@
 
