@@ -55,11 +55,13 @@ def command(path: str, name: str | None, selection: tuple[Index, ...], device: s
 
 def _find(path: str, name: str | None, device: str) -> Any:
     """Open the array at `path`, or the array `name` of the group there."""
+    from gpuload.zarr.formatting import listed
+
     node = gpuload.open(path, device=device)
     if name is None:
         if isinstance(node, gpuload.Array):
             return node
-        inside = ", ".join(sorted(node)) or "nothing"
+        inside = listed(list(node))
         raise click.UsageError(f"{path!r} is a group; choose an array of it with --array. It holds: {inside}")
     if isinstance(node, gpuload.Array):
         raise click.UsageError(f"{path!r} is an array; --array is for groups")
@@ -68,5 +70,6 @@ def _find(path: str, name: str | None, device: str) -> Any:
     except KeyError as error:
         raise click.UsageError(error.args[0]) from error  # says what there is
     if not isinstance(found, gpuload.Array):
-        raise click.UsageError(f"{name!r} in {path!r} is a group; choose an array of it: {', '.join(sorted(found))}")
+        head = f"{name!r} in {path!r} is a group; choose an array of it with --array {name.strip('/')}/NAME"
+        raise click.UsageError(f"{head}. It holds: {listed(list(found))}")
     return found

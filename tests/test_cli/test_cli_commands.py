@@ -103,7 +103,7 @@ def test_read_for_people(store: Path) -> None:
     [
         (["{store}"], "is a group; choose an array of it with --array. It holds: air, inner"),
         (["{store}", "--array", "nothing"], "has no 'nothing'. It holds: air, inner"),
-        (["{store}", "--array", "inner"], "is a group; choose an array of it"),
+        (["{store}", "--array", "inner"], "is a group; choose an array of it with --array inner/NAME. It holds: "),
         (["{store}/air", "--array", "air"], "is an array; --array is for groups"),
         (["{store}/air", "--select", "0:x"], "'x' in '0:x' is not an integer"),
         (["{store}/air", "--device", "gpu"], "'gpu' is not 'auto', 'cpu' or 'cuda:N'"),
@@ -120,7 +120,7 @@ def test_wrong_usage_ends_with_2(store: Path, args: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["{store}/nowhere"], "nowhere"),
+        (["{store}/nowhere"], "Error: no such directory: '"),
         (["{store}/air/c"], "c"),
         (["{store}/air", "--select", "30"], "30"),
         (["{store}/air", "--select", "0,0,0,0"], ""),
@@ -204,3 +204,15 @@ def test_python_m_gpuload() -> None:
     done = subprocess.run([sys.executable, "-m", "gpuload", "read", "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: gpuload read")
+
+
+def test_into_a_pipe_no_line_ends_in_blanks(store: Path) -> None:
+    done = run("read", store / "air", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_the_demo_says_what_it_kept(tmp_path: Path) -> None:
+    done = run("demo", "--dir", tmp_path, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"kept: {tmp_path / 'uncompressed.zarr'}, {tmp_path / 'zstd.zarr'}"
