@@ -32,11 +32,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuload.request import Reason
 
 
 class GpuloadError(Exception):
     """The root of all errors of gpuload."""
+
+
+def _rebuild(kind: type[GpuloadError], arguments: tuple[Any, ...], state: dict[str, Any]) -> GpuloadError:
+    """An error out of a pickle, its message made already; a pool of processes hangs on one that it cannot rebuild."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
 
 
 class ConfigError(GpuloadError, ValueError):
@@ -84,6 +95,9 @@ class ChunkError(GpuloadError):
         super().__init__(f"{key!r}: {message}")
         self.key = key
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
 
 class ChunkSizeError(ChunkError):
     """A chunk whose file or range holds another number of bytes than it must."""
@@ -104,6 +118,9 @@ class ChunkReadError(ChunkError, OSError):
     def __init__(self, key: str, errno: int, message: str) -> None:
         ChunkError.__init__(self, key, message)
         self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, {**self.__dict__, "errno": self.errno})
 
 
 class NotRegularFileError(ChunkError):
@@ -139,6 +156,9 @@ class BackendUnavailableError(BackendError):
         self.reason = reason
         self.detail = detail
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
 
 class RegistrationError(BackendError):
     """Memory that the kernel cannot register: larger than 1 GiB, file-backed, or over the memlock limit.
@@ -161,6 +181,9 @@ class StrictError(GpuloadError):
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"strict: the fastpath did not serve this read ({reason})" + (f": {detail}" if detail else ""))
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 class AfterForkError(GpuloadError):

@@ -67,6 +67,7 @@ class Stored:
         missing: tuple[int, ...] = (),
         per_shard: int = 3,
         capacity: int | None = None,
+        write: bool = True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.root, self.kind, self.order = Root(folder), kind, order
@@ -94,7 +95,7 @@ class Stored:
                 key = "/".join(["c", *map(str, at)])
                 self.where[at] = (len(self.keys), 0, len(stored) if kind == "raw" else -1)
                 self.keys.append(key)
-                if i not in missing:
+                if i not in missing and write:
                     path = folder / key
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(stored)
@@ -108,7 +109,8 @@ class Stored:
                     shard += stored + b"gap"
         for number, content in shards.items():
             self.keys.append(f"shard.{number}")
-            (folder / self.keys[-1]).write_bytes(content)
+            if write:
+                (folder / self.keys[-1]).write_bytes(content)
 
     def path(self, *at: int) -> Path:
         return self.folder / self.keys[self.where[at][0]]

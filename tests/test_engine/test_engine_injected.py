@@ -206,7 +206,7 @@ def test_an_error_of_a_decoder_in_many_threads(stored: Any, backend: str, lent_b
     array = stored(data, (1, 9000), kind="zlib")
     array.path(13, 0).write_bytes(b"rubbish")
     for _ in range(3):
-        with pytest.raises(Exception, match="c/13/0.*cannot be decoded"):
+        with pytest.raises(Exception, match=r"c/13/0.*cannot be decoded"):
             array.read()
         assert lent_bytes() == 0
     array.check(np.s_[:13])
@@ -229,7 +229,7 @@ def test_an_error_in_the_io_thread_reaches_every_caller(
         waiting.wait()
         try:
             array.read()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - looked at below
             errors.append(error)
 
     errors: list[BaseException] = []

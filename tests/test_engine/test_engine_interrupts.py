@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ class Interrupt:
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         self._before = sys.gettrace()
         sys.settrace(self._called)
         return self
