@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from donfig import Config
+
+from gpuload.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {
     "device": "auto",  # "auto" | "cpu" | "cuda:N"
@@ -34,3 +37,58 @@ DEFAULTS: dict[str, Any] = {
 }
 
 config = Config("gpuload", defaults=[DEFAULTS])
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def flag(name: str) -> bool:
+    """The switch `name`; words as YAML has them count, too, for a variable of the environment is text.
+
+    Raises
+    ------
+    ConfigError
+        Anything else: "false" taken for true would let links leave a store.
+    """
+    value = _value(name)
+    known = _WORDS.get(str(value).strip().lower())
+    if known is None:
+        raise ConfigError(f"{name} = {value!r} is neither true nor false")
+    return known
+
+
+def integer(name: str, *, least: int = 1) -> int:
+    """The whole number `name`.
+
+    Raises
+    ------
+    ConfigError
+        It is none, or less than `least`.
+    """
+    value = _value(name)
+    number = _whole(value)
+    if number is None or number < least:
+        raise ConfigError(f"{name} = {value!r} is no whole number of at least {least}")
+    return number
+
+
+def integer_or_none(name: str, *, least: int = 1) -> int | None:
+    """`integer`, or None where the number is left to gpuload."""
+    return None if _value(name) is None else integer(name, least=least)
+
+
+def _value(name: str) -> Any:
+    try:
+        return config.get(name)
+    except (KeyError, TypeError) as error:  # somebody put a value where the branch was, or took it away
+        raise ConfigError(f"{name} is not configured, nor can be: {error}") from error
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float) and value.is_integer():  # 1e6 in a variable of the environment
+        return int(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

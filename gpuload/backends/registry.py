@@ -12,7 +12,7 @@ from functools import cache
 
 from gpuload.backends import posix, uring
 from gpuload.backends.base import Availability, Backend
-from gpuload.config import config
+from gpuload.config import config, integer, integer_or_none
 from gpuload.errors import BackendUnavailableError, ConfigError, RegistrationError
 from gpuload.request import Reason
 
@@ -33,12 +33,12 @@ class Entry:
 
 def _make_uring() -> Backend:
     return uring.UringBackend(
-        config.get("uring.entries"), config.get("uring.slots"), config.get("uring.window"), config.get("uring.mode")
+        integer("uring.entries"), integer("uring.slots"), integer_or_none("uring.window"), config.get("uring.mode")
     )
 
 
 def _make_posix() -> Backend:
-    return posix.PosixBackend(config.get("posix.threads"))
+    return posix.PosixBackend(integer_or_none("posix.threads"))
 
 
 ENTRIES = (
@@ -114,7 +114,7 @@ def choose(forced: str | None = None) -> Choice:
         The forced one cannot be used here.
     """
     if forced is not None:
-        state = available(forced)
+        state = available(_entry(forced).name)
         if state.reason is not None:
             raise BackendUnavailableError(forced, state.reason, state.detail)
     declined: dict[str, Reason] = {}

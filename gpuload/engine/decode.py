@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gpuload.config import config
+from gpuload.config import integer_or_none
 from gpuload.engine.plan import Decoder
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkSizeError
 from gpuload.request import Int64
@@ -26,7 +26,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _threads() -> int:
-    return int(config.get("decode.threads") or os.cpu_count() or 1)
+    return integer_or_none("decode.threads") or os.cpu_count() or 1
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)

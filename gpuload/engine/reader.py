@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpuload.backends import registry
 from gpuload.backends.base import Batch
-from gpuload.config import config
+from gpuload.config import config, flag, integer
 from gpuload.engine.decode import decode, decode_chunk
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
@@ -77,7 +77,7 @@ def read(request: ReadRequest) -> None:
     if not len(request.pieces):
         return
     device = of(request.out)
-    if config.get("strict") and bool((request.file >= 0).any()):
+    if flag("strict") and bool((request.file >= 0).any()):
         reason = request.reason or registry.FASTPATH_REASON
         raise StrictError(reason, "" if request.reason else registry.FASTPATH_DETAIL)
     request.root.refresh()
@@ -131,7 +131,7 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
     io = io_thread()
     choice, (batch_bytes, max_files) = _choose(io, device)
     batch_bytes = _share(request, batch_bytes)
-    plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=config.get("piece_bytes"), max_files=max_files)
+    plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=integer("piece_bytes"), max_files=max_files)
     if request.handles is None and plan.needs_handles:
         _read_in_waves(request, device)
         return
@@ -345,7 +345,7 @@ def read_ranges(
     ChunkSizeError
         A file ends before its range does.
     """
-    limit = int(config.get("piece_bytes"))
+    limit = integer("piece_bytes")
     parts = -(-size // limit)
     which = np.repeat(np.arange(len(size)), parts)
     skip = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * limit

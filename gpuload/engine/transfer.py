@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from gpuload.backends import registry
 from gpuload.backends.base import Backend, Batch
-from gpuload.config import config
+from gpuload.config import flag, integer
 from gpuload.engine.ledger import Ledger
 from gpuload.engine.plan import Part, Plan
 from gpuload.engine.scatter import Sink
@@ -87,7 +87,7 @@ class IoThread:
     """The thread and what it owns."""
 
     def __init__(self) -> None:
-        self.pool = SlabPool(config.get("slab.size"), config.get("slab.limit"))
+        self.pool = SlabPool(integer("slab.size"), integer("slab.limit"))
         self.dead: BaseException | None = None
         self._backends: dict[str, Backend] = {}
         self._prepared: dict[tuple[str, str], tuple[int, int]] = {}
@@ -108,7 +108,7 @@ class IoThread:
         BackendUnavailableError
             The backend cannot be used here.
         """
-        self.pool.poison = bool(config.get("poison"))
+        self.pool.poison = flag("poison")
         known = self._prepared.get((name, device.name))
         if known is None:
             known = self._prepared[name, device.name] = self.call(lambda: self._prepare(name, device))
@@ -237,7 +237,7 @@ class IoThread:
         if not self.pool.slabs:
             self._grow()
         largest = max(slab.nbytes for slab in self.pool.slabs)
-        return min(config.get("batch_bytes"), largest), backend.files_per_batch
+        return min(integer("batch_bytes"), largest), backend.files_per_batch
 
     def _grow(self, nbytes: int = 0) -> None:
         """One more slab, for a block of `nbytes`.

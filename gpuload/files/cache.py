@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from gpuload.config import config
+from gpuload.config import integer_or_none
 from gpuload.errors import ConfigError, HandleInUseError
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
@@ -53,7 +53,7 @@ class HandleCache:
 
     def __init__(self, budget: int | None = None, *, per_handle: int = 2) -> None:
         if budget is None:
-            budget = config.get("handles.budget", None)
+            budget = integer_or_none("handles.budget")
         self.budget = _default_budget() if budget is None else int(budget)
         self.per_handle = per_handle
         if per_handle < 1 or self.budget < per_handle + _PASSING:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import zarr
 
 from gpuload.backends import registry
-from gpuload.config import config
+from gpuload.config import flag, integer
 from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkReadError, StrictError
 from gpuload.files.root import irregular
@@ -65,7 +65,7 @@ class Reader:
             layout.shape,
             form,
             box.strides,
-            piece_bytes=None if layout.decoder else int(config.get("piece_bytes")),
+            piece_bytes=None if layout.decoder else integer("piece_bytes"),
         )
         fill = self._fill_whole if layout.index is None else self._fill_inner
         swap = layout.swap(box.dtype)
@@ -196,7 +196,7 @@ class Reader:
         return [prefix + key for key in keys] if prefix else keys
 
     def _is_strict(self) -> bool:
-        return bool(config.get("strict")) if self._source.strict is None else self._source.strict
+        return flag("strict") if self._source.strict is None else self._source.strict
 
     def _any_file(self, selection: Selection) -> bool:
         """Whether one of the chunks of a foreign array has a file."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from gpuload.config import config
+from gpuload.config import flag
 from gpuload.engine.reader import fetch
 from gpuload.errors import EscapesStoreError, NotRegularFileError
 from gpuload.files.root import Root
@@ -55,7 +55,7 @@ class DeviceStore(LocalStore):
         self, root: Path | str | os.PathLike[str], *, read_only: bool = False, follow_links: bool | None = None
     ) -> None:
         super().__init__(Path(root), read_only=read_only)
-        self.follow_links = bool(config.get("follow_links")) if follow_links is None else follow_links
+        self.follow_links = flag("follow_links") if follow_links is None else follow_links
         self._directory: Root | None = None
 
     @property
