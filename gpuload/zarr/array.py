@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from gpuload.errors import (
     UnsupportedArrayError,
 )
 from gpuload.memory.device import HOST, Device, of
-from gpuload.planning.selection import Selection, normalise
+from gpuload.planning.selection import Selection, normalise, orthogonal
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader
@@ -97,7 +97,10 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, selection: Any) -> Any:
-        """Read a basic selection: integers, slices of any step, ``...``, None.
+        """Read what NumPy's indexing gives: integers, slices of any step, ``...``, None, and one index array at most.
+
+        The index array is a list, or an array in host memory, of one dimension: integers in any order, with repeats,
+        or booleans, as many as there are elements along the axis. More of them are for `oindex`.
 
         Returns
         -------
@@ -107,14 +110,19 @@ class Array:
         Raises
         ------
         SelectionError
-            An index that is out of bounds or not basic.
+            An index that is out of bounds, a mask of another length, or what is no index.
         ChunkError
             A chunk that cannot be read or decoded; names its key. Nothing is returned.
         """
         return self._make(normalise(selection, self.shape))
 
+    @property
+    def oindex(self) -> OIndex:
+        """Orthogonal selections, as zarr's ``oindex``: every axis is indexed for itself, by an array or otherwise."""
+        return OIndex(self.shape, self._read)
+
     def read(self, sel: Any = ..., out: Any = None) -> Any:
-        """Read a basic selection, into `out` if it is given.
+        """Read a selection, into `out` if it is given.
 
         Parameters
         ----------
@@ -134,12 +142,7 @@ class Array:
         DestinationError
             `out` has another shape or dtype, is read-only, or is no array the device of this Array can fill.
         """
-        selection = normalise(sel, self.shape)
-        if out is None:
-            return self._make(selection)
-        self._check_destination(out, selection)
-        self._reader.fill(selection, out)
-        return out
+        return self._read(normalise(sel, self.shape), out)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -167,6 +170,13 @@ class Array:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._source,)
+
+    def _read(self, selection: Selection, out: Any) -> Any:
+        if out is None:
+            return self._make(selection)
+        self._check_destination(out, selection)
+        self._reader.fill(selection, out)
+        return out
 
     def _make(self, selection: Selection) -> Any:
         device = self._result_device()
@@ -196,6 +206,28 @@ class Array:
             raise DestinationError(f"out has shape {tuple(out.shape)}, the selection {selection.shape}")
         if device.is_host and not out.flags.writeable:
             raise DestinationError("out is read-only")
+
+
+class OIndex:
+    """Orthogonal selections of an `Array`: ``array.oindex[rows, :, mask]``.
+
+    Along each axis stands an integer, a slice of any step, a list or array of integers in any order and with repeats,
+    or a mask; each selects along its own axis alone. The result has the axes in the array's order, without those of
+    integers. Only chunks that hold a selected element are read, and each of them once.
+
+    Threads: safe. Fork and pickle: as its `Array`.
+    """
+
+    def __init__(self, shape: tuple[int, ...], read: Callable[[Selection, Any], Any]) -> None:
+        self._shape, self._read = shape, read
+
+    def __getitem__(self, selection: Any) -> Any:
+        """Read an orthogonal selection; returns and raises what indexing an `Array` does."""
+        return self.read(selection)
+
+    def read(self, sel: Any, out: Any = None) -> Any:
+        """Read an orthogonal selection, into `out` if it is given, under the conditions of `Array.read`."""
+        return self._read(orthogonal(sel, self._shape), out)
 
 
 def _reopen(source: Source) -> Array:

@@ -24,6 +24,7 @@ pytestmark = [
 
 SHAPE, CHUNKS, SHARDS = (7, 9, 5), (3, 4, 2), (6, 8, 4)
 SELECTIONS = [..., (slice(None, None, -2), 3), (slice(2, 6), None, slice(8, 0, -3)), (1, 2, 3), slice(3, 3)]
+SELECTIONS += [[6, 0, 2, 0, -1], (0, slice(None), [4, 0, 1]), (..., np.array([True, False, False, True, True]))]
 KINDS: dict[str, dict[str, Any]] = {
     "raw": {"compressors": None},
     "zstd": {},
@@ -65,6 +66,14 @@ def test_on_a_device(
         assert isinstance(got, cupy.ndarray)
         assert got.dtype.isnative
         assert same(got.get(), right[selection])
+    keys = ([5, 0, 6, 5], slice(7, 0, -2), [0, 3, 4, 1])
+    lists = right[np.ix_(keys[0], range(7, 0, -2), keys[2])]
+    assert same(array.oindex[keys].get(), lists)
+    room = cupy.zeros((4, 8, 8), right.dtype)
+    array.oindex.read(keys, room[:, ::-2, 1::2])
+    assert same(room[:, ::-2, 1::2].get(), lists)
+    assert not room[:, :, ::2].any()
+    assert not room[:, ::2].any()
     out = cupy.zeros((14, 9, 10), right.dtype)
     array.read(out=out[::-2, :, 1::2])
     assert same(out[::-2, :, 1::2].get(), right)
