@@ -218,6 +218,10 @@ class Backend(Protocol):
         """Drive the I/O for at most about `timeout` seconds, less when something finishes; returns what finished."""
         ...
 
+    def rest(self) -> None:
+        """Let go of what is kept open from batch to batch: there is nothing to read for now."""
+        ...
+
     def close(self) -> None:
         """Wait for all I/O in flight, then free everything."""
         ...

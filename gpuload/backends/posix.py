@@ -105,6 +105,9 @@ class PosixBackend:
                 block = False
         return done
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         """Wait for all reads, then end the threads. Idempotent."""
         for _ in self._started:

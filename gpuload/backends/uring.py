@@ -2,19 +2,19 @@
 
 Each batch has a lane, a run of slots in the ring's file table. Its files are opened straight into those slots (no
 descriptor, no close a file) or, when already open, put there; a read is submitted only after its own open succeeded,
-and the slots are emptied when the batch is done, so that no read can meet the file that had its slot before.
+so that no read can meet the file that had its slot before. Slots are emptied when there is nothing left to read.
 
-Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in one
-of two ways. Long reads go through a rolling window: fewer in flight than queued, new ones as old ones complete (a whole
-batch at once would run on one core). Short ones, whose every completion would cost as much as the read, are submitted a
-batch at a time as linked chains that the kernel works off by itself; what of a chain was cancelled behind an open that
-failed goes through the window.
+Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in
+one of two ways. Reads are submitted a batch at a time as linked chains, one for each worker, that the kernel works off
+by itself. What of a chain was cancelled behind an open that failed, and what came short, goes through a rolling window:
+fewer in flight than queued, new ones as old ones complete (all at once would run on one core).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import resource
 from collections import deque
 from time import monotonic
@@ -41,8 +41,8 @@ _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
 ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
-CHAIN_UP_TO = 512 << 10  # longer reads go through the window
 _DEPTH = 3  # batches that are under way together, at least
+_OPAQUE = np.dtype(f"V{abi.SQE.itemsize}")
 _MODES = ("auto", "window", "chains")
 
 
@@ -58,6 +58,20 @@ def availability() -> Availability:
     except BackendError as error:
         return Availability(Reason.DRIVER_ERROR, str(error))
     return Availability()
+
+
+def _ring(entries: int) -> Ring:
+    """A ring to whose completions workers post themselves; through the thread that waits they take a third longer.
+
+    Elsewhere than on x86 their order in memory would be in doubt then.
+    """
+    if platform.machine() == "x86_64":
+        try:
+            setup = abi.Setup.CQSIZE | abi.Setup.CLAMP | abi.Setup.SUBMIT_ALL | abi.Setup.COOP_TASKRUN
+            return Ring(entries, 4 * entries, setup_flags=setup)
+        except BackendUnavailableError:
+            pass
+    return Ring(entries, 4 * entries)
 
 
 class _Lane:
@@ -111,7 +125,8 @@ class UringBackend:
     window
         Reads in flight; None chooses 16 for reads of 1 MiB and 32 for smaller ones.
     mode
-        ``"window"`` or ``"chains"``; ``"auto"``: chains for reads of at most 512 KiB.
+        ``"window"`` or ``"chains"``; ``"auto"``: chains, but for reads so short that no worker is woken for them, and
+        where many files are missing.
     """
 
     name = "io_uring"
@@ -120,15 +135,16 @@ class UringBackend:
         if mode not in _MODES:
             raise ConfigError(f"uring.mode = {mode!r} is none of {', '.join(_MODES)}")
         slots = max(LANES, min(slots, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-        self.ring = Ring(entries, 4 * entries)
+        self.ring = _ring(entries)
+        self.chains = max(16, os.cpu_count() or 1)
         try:
+            self.ring.limit_workers(self.chains)  # so that batches end one after the other, not all at last
             self.ring.register_files(slots)
         except BaseException:
             self.ring.close()
             raise
         self.files_per_batch = slots // LANES
         self.window, self.mode = window, mode
-        self.chains = max(8, os.cpu_count() or 1)
         self.declined: dict[str, Reason] = {}
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
@@ -143,6 +159,7 @@ class UringBackend:
         self._hows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
         self._count: Int64 = np.arange(max(1024, self.files_per_batch), dtype=np.int64)
         self._empty = np.full(self.files_per_batch, -1, np.int32)
+        self._used: dict[int, int] = {}  # files in the slots of each lane since it was last emptied
 
     @property
     def active(self) -> int:
@@ -241,7 +258,7 @@ class UringBackend:
         # Where only the end of each file is to be seen, the read is none.
         long = max(lane.want) >= ASYNC_FROM and (rows is None or int(batch.got[rows].min()) == 0)
         reads = self._read_rows(lane, abi.IOSQE_ASYNC if long else 0)
-        self._reads.append((lane, reads if rows is None else reads[rows]))
+        self._reads.append((lane, reads if rows is None else reads.view(_OPAQUE)[rows].view(abi.SQE)))
 
     def _read_rows(self, lane: _Lane, flags: int) -> Rows:
         """Reads of all rows of a batch, from where they are."""
@@ -267,19 +284,23 @@ class UringBackend:
             batch.got[:] = lane.got
             batch.completed[:] = lane.completed
         batch.check()
-        self.ring.update_files(lane.first, self._empty[: len(batch.keys)])
+        self._used[lane.number] = max(self._used.get(lane.number, 0), len(batch.keys))
         self._rows_left -= len(batch)
         del self._lanes[lane.number]
         self._free.append(lane.number)
         self._done.append(batch)
+
+    def rest(self) -> None:
+        while self._used and not self._lanes:
+            number, files = self._used.popitem()
+            self.ring.update_files(number * self.files_per_batch, self._empty[:files])
 
     # ------------------------------------------------------------------ chains
 
     def _suits_chains(self, batch: Batch) -> bool:
         if self.mode == "window" or not len(batch):
             return False
-        longest = int(batch.ask.max())
-        if self.mode == "auto" and not (batch.dense and ASYNC_FROM <= longest <= CHAIN_UP_TO):
+        if self.mode == "auto" and not (batch.dense and int(batch.ask.max()) >= ASYNC_FROM):
             return False
         # The read behind an open looks its slot up when it starts, not when it is submitted, since 5.17.
         opens = 0 if batch.handles is not None else len(batch.keys)
@@ -292,12 +313,13 @@ class UringBackend:
         files = 0 if opened else len(batch.keys)
         lane.opened = np.zeros(files, np.int64)
         order = weave(batch.file, files, self.chains, opened=opened)
-        rows: Rows = np.zeros(len(order), abi.SQE)
-        rows[order.read_at] = self._read_rows(lane, abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK)
+        rows: Rows = np.empty(len(order), abi.SQE)
+        whole = rows.view(_OPAQUE)  # NumPy would move a row field by field
+        whole[order.read_at] = self._read_rows(lane, abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
         if files:
             opens = self._open_rows(lane, self._count[:files])
             opens["flags"] |= abi.IOSQE_IO_LINK
-            rows[order.open_at] = opens
+            whole[order.open_at] = opens.view(_OPAQUE)
         rows["flags"][order.last] &= ~np.uint8(abi.IOSQE_IO_LINK | abi.IOSQE_IO_HARDLINK)
         batch.submitted[:] = monotonic()
         lane.left = len(rows)
@@ -374,7 +396,7 @@ class UringBackend:
         flying = self.ring.inflight + self.ring.unsubmitted
         if not flying:
             return
-        # Each waking costs a turn of the interpreter: where only chains are under way, sleep until one batch may be done.
+        # Each waking costs a turn of the interpreter: with chains alone under way, sleep until a batch may be done.
         wait = self._window // 4
         if self._chained and not self._reading and not self._opens:
             wait = min(lane.left for lane in self._chained.values())
@@ -438,13 +460,16 @@ class UringBackend:
     def _complete(self, completions: Rows) -> None:
         now = monotonic()
         lanes = self._lanes
+        what, answer = completions["user_data"].astype(np.int64), completions["res"].astype(np.int64)
         if self._chained:
-            chained = (completions["user_data"] & np.uint64(_CHAIN)) != 0
-            mine = completions[chained]
-            if len(mine):
-                self._chains_completed(mine["user_data"].astype(np.int64), mine["res"].astype(np.int64), now)
-                completions = completions[~chained]
-        for data, result in zip(completions["user_data"].tolist(), completions["res"].tolist(), strict=True):
+            chained = (what & _CHAIN) != 0
+            if chained.all():
+                self._chains_completed(what, answer, now)
+                return
+            if chained.any():
+                self._chains_completed(what[chained], answer[chained], now)
+                what, answer = what[~chained], answer[~chained]
+        for data, result in zip(what.tolist(), answer.tolist(), strict=True):
             if data >= _CANCEL:
                 continue
             lane = lanes[data >> 32 & 0xFF]

@@ -159,6 +159,9 @@ class IoThread:
 
     def _turn(self) -> bool:
         """Do what can be done now; False when the thread is to end."""
+        if not self._jobs:
+            for backend in self._backends.values():
+                backend.rest()
         moved = self._listen()
         moved |= self._reap_copies()
         while self._admit():
