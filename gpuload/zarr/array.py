@@ -187,7 +187,7 @@ class Array:
 
     def _result_device(self) -> Device:
         device = self._source.device
-        if not device.is_host and not device.holds(self.dtype.newbyteorder("=")):
+        if not device.is_host and not device.holds(self.dtype):
             return HOST
         return device
 
