@@ -8,8 +8,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from gpuload.backends import registry
+from gpuload.config import config
 from gpuload.engine.reader import read_ranges
-from gpuload.errors import DestinationError
+from gpuload.errors import DestinationError, StrictError
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 from gpuload.memory.device import of
@@ -97,6 +99,8 @@ class RegisteredFile:
         ------
         DestinationError
             `buf` is read-only, not contiguous, or the range does not lie in it.
+        StrictError
+            ``strict`` is on, and the fastpath does not serve this.
         """
         out = _as_bytes(buf)
         if file_offset < 0 or buffer_offset < 0 or (size is not None and size < 0):
@@ -110,6 +114,8 @@ class RegisteredFile:
         with self._handle.lease():
             n = max(0, min(size, self.size - file_offset))
             if n:
+                if config.get("strict"):
+                    raise StrictError(registry.FASTPATH_REASON, registry.FASTPATH_DETAIL)
                 zero = np.zeros(1, np.int64)
                 read_ranges(
                     self._root,

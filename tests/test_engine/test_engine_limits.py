@@ -187,7 +187,8 @@ for kind in ("raw", "zlib", "shard"):
     array = t.Stored(Path(sys.argv[1]) / kind, np.arange(3000), (10,), kind=kind, missing=(7,))
     array.check()
     array.check(np.s_[::-3])
-print({event.backend for event in seen if isinstance(event, Served)}, {k: str(v) for e in seen if isinstance(e, Served) for k, v in e.declined.items()})
+blocks = [event for event in seen if isinstance(event, Served)]
+print({b.backend for b in blocks}, {k: str(v) for b in blocks for k, v in b.declined.items()})
 """
     expected = "{'io_uring'} {}" if registry.available("io_uring").usable else "{'posix'}"
     assert python(script, tmp_path, limit).startswith(expected)
