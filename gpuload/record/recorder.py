@@ -179,5 +179,8 @@ subscribe(process)
 
 
 def report() -> Summary:
-    """Who served what, and why, in this process since it was started or `process.clear()` was called."""
+    """Who served what, and why, in this process so far; `trace` tells it of one block.
+
+    ``gpuload.record.recorder.process.clear()`` starts anew.
+    """
     return process.summary()
