@@ -200,8 +200,21 @@ def cut(
         return Pieces(table, none, none, none, none, none, table, form.strides, ordered)
 
     extents = _band_extents(form, piece_bytes)
-    _limit(math.prod(count_chunks(axes[dim], form.shape[dim]) for dim in dims))
-    chunks = [touch(axes[dim], form.shape[dim]) for dim in dims]
+    # A list touches no more than its length; the chunks of a range are counted before they are listed.
+    along = [
+        touch(axis, extent) if isinstance(axis, AxisIndices) else axis
+        for axis, extent in zip(axes, form.shape, strict=True)
+    ]
+    _limit(
+        math.prod(
+            len(axis) if isinstance(axis, Touched) else count_chunks(axis, extent)
+            for axis, extent in zip(along, form.shape, strict=True)
+        )
+    )
+    chunks = [
+        axis if isinstance(axis, Touched) else touch(axis, extent)
+        for axis, extent in zip(along, form.shape, strict=True)
+    ]
     _limit(math.prod(int(count_bands(chunks[dim], extents[dim]).sum()) for dim in dims))
     bands = [divide(chunks[dim], extents[dim]) for dim in dims]
     chunk, rows = combine(bands, form.order)

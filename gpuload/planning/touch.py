@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gpuload.planning.axis import Axis, AxisIndices, highest, lowest
+from gpuload.planning.axis import Axis, AxisIndices, AxisRange, highest, lowest
 from gpuload.request import Int64
 
 
@@ -62,10 +62,8 @@ class Touched:
         return last - self.first
 
 
-def count_chunks(axis: Axis, extent: int) -> int:
-    """Number of chunks of `extent` elements that `touch` will list for an axis that is not empty."""
-    if isinstance(axis, AxisIndices):
-        return len(np.unique(axis.index // extent))
+def count_chunks(axis: AxisRange, extent: int) -> int:
+    """Number of chunks of `extent` elements that `touch` will list for a range that is not empty."""
     if abs(axis.step) >= extent:
         return axis.count
     return highest(axis) // extent - lowest(axis) // extent + 1
