@@ -34,7 +34,7 @@ class Case:
     shard_bytes
         Bytes of a shard; 0: every chunk is a file.
     codec
-        ``"none"`` or ``"zstd"``.
+        ``"none"`` or ``"zstd"``, at the level that zarr-python takes by itself.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Case:
         return _shape(self.chunk_bytes, side, rows=self.rows)
 
     def shards(self, side: int) -> tuple[int, int] | None:
+        """Shape of a shard, or None where every chunk is a file."""
         return _shape(self.shard_bytes, side, rows=self.rows) if self.shard_bytes else None
 
 
@@ -67,8 +68,8 @@ CASES = (
 
 
 def side_of(nbytes: int) -> int:
-    """The side of the square array of float32 that has about `nbytes`: a power of two, so that chunks divide it."""
-    return 1 << max(10, round(math.log2(nbytes / 4) / 2))
+    """The side of the square array of float32 of about `nbytes`: a power of two, at least 512, so that chunks fit."""
+    return 1 << max(9, round(math.log2(nbytes / 4) / 2))
 
 
 def data(side: int) -> npt.NDArray[np.float32]:
@@ -76,23 +77,38 @@ def data(side: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(SEED).integers(0, 40, (side, side), np.uint8).astype(np.float32)
 
 
+def folder_of(case: Case, parent: str) -> str:
+    """Where the array of `case` is below `parent`."""
+    return os.path.join(parent, case.name.replace("/", "in").replace(" ", "_"))
+
+
 def write(case: Case, path: str, values: npt.NDArray[np.float32]) -> float:
     """Store `values` as `case` at `path` where it is not yet; returns stored bytes over decoded bytes."""
     done = f"{path}.written"
-    stamp = {"shape": values.shape, "chunks": case.chunks(len(values)), "codec": case.codec}
-    if not os.path.exists(done) or json.loads(_read(done)) != json.loads(json.dumps(stamp)):
+    chunks, shards = case.chunks(len(values)), case.shards(len(values))
+    stamp = {"seed": SEED, "shape": values.shape, "chunks": chunks, "shards": shards, "codec": case.codec}
+    if _stamped(done) != json.loads(json.dumps(stamp)):
         import zarr
 
-        options: dict[str, Any] = {"shards": case.shards(len(values))} if case.shard_bytes else {}
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if os.path.exists(done):
+            os.remove(done)  # half an array must not pass for a whole one
+        options: dict[str, Any] = {"shards": shards} if shards else {}
         if case.codec == "none":
             options["compressors"] = None
         array = zarr.create_array(
-            path, shape=values.shape, chunks=case.chunks(len(values)), dtype=values.dtype, overwrite=True, **options
+            path, shape=values.shape, chunks=chunks, dtype=values.dtype, overwrite=True, **options
         )
         array[...] = values
         with open(done, "w", encoding="utf-8") as file:
             json.dump(stamp, file)
-    return _stored(path) / values.nbytes
+    return sum(os.path.getsize(file) for file in chunk_files(path)) / values.nbytes
+
+
+def chunk_files(path: str) -> list[str]:
+    """The files of chunks or shards of the array at `path`, in order of their names."""
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names if name != "zarr.json"]
+    return sorted(found)
 
 
 def _shape(nbytes: int, side: int, *, rows: bool) -> tuple[int, int]:
@@ -103,10 +119,10 @@ def _shape(nbytes: int, side: int, *, rows: bool) -> tuple[int, int]:
     return min(edge, side), min(elements // edge, side)
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def _stored(path: str) -> int:
-    return sum(entry.stat().st_size for folder, _, _ in os.walk(path) for entry in os.scandir(folder) if entry.is_file())
+def _stamped(path: str) -> Any:
+    """What the stamp at `path` says, or None."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None

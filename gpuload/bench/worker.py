@@ -1,6 +1,8 @@
 """One contender's process: reads when it is told to, and answers with seconds.
 
-Lines of JSON on stdin and stdout: first what to read, then one empty object a read.
+Lines of JSON on stdin and stdout: first what to read, which is answered when every setting was tried and the values
+were compared; then ``{"do": "read"}`` as often as wanted; at last ``{"do": "end"}``, after which the values are
+compared once more.
 """
 
 from __future__ import annotations
@@ -9,54 +11,132 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 from gpuload.bench.cases import data
-from gpuload.bench.contenders import CONTENDERS
+from gpuload.bench.contenders import Contender, Read, named
 
 
-def main() -> None:
-    """Serve one contender until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not get between the answers
-    task = json.loads(sys.stdin.readline())
-    contender = next(c for c in CONTENDERS if c.name == task["contender"])
-    gpu = bool(task["gpu"])
+def main(asked: Iterable[str], answers: TextIO) -> None:
+    """Serve one contender until there is no more to do."""
+    questions = iter(asked)
+    task = json.loads(next(questions))
+    contender, gpu = named(task["contender"]), bool(task["gpu"])
+    values = _values(task["side"], gpu)
     try:
-        read = contender.prepare(task["path"], gpu)
-        right = _check(read(), task["side"], gpu)
-    except Exception as error:
-        _answer(answers, error=f"{type(error).__name__}: {error}")
+        chosen = choose(contender, task["path"], values, gpu)
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result
+        _answer(answers, error=one_line(error))
         return
-    _answer(answers, equal=right)
-    for _ in sys.stdin:
-        cpu, start = time.process_time(), time.perf_counter()
-        result = read()
-        _wait(gpu)
-        seconds = time.perf_counter() - start
-        _answer(answers, seconds=seconds, cpu=time.process_time() - cpu)
-        del result
+    # A copy on the host is made again at the end: meanwhile memory belongs to those who are measured.
+    if not gpu:
+        del values
+    _answer(answers, equal=chosen.equal, setting=chosen.setting)
+    for line in questions:
+        try:
+            if json.loads(line)["do"] == "end":
+                equal = _same(chosen.read(), values if gpu else _values(task["side"], gpu))
+                _answer(answers, equal=equal, served=_served() if contender.records else None)
+                return
+            seconds, cpu = _time(chosen.read, gpu)
+        except Exception as error:  # noqa: BLE001 - as above
+            _answer(answers, error=one_line(error))
+            return
+        _answer(answers, seconds=seconds, cpu=cpu)
 
 
-def _check(result: Any, side: int, gpu: bool) -> bool:
-    values = data(side)
-    if gpu:
-        import cupy
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The fastest setting of a contender, prepared, and whether all settings read the right values."""
 
-        return bool((result == cupy.asarray(values)).all())
-    return bool((result == values).all())
+    setting: str
+    read: Read
+    equal: bool
 
 
-def _wait(gpu: bool) -> None:
+def choose(contender: Contender, path: str, values: Any, gpu: bool) -> Chosen:
+    """Read with each setting once to warm up and compare with `values`, then once more against the clock.
+
+    A setting that does not work here is left out; where none does, the first one's error is raised.
+    """
+    errors: list[Exception] = []
+    seconds: dict[str, float] = {}
+    equal, read = True, None
+    for setting, prepare in contender.settings.items():
+        try:
+            read = prepare(path, gpu)
+            equal &= _same(read(), values)
+            seconds[setting] = _time(read, gpu)[0] if len(contender.settings) > 1 else 0.0
+        except Exception as error:  # noqa: BLE001 - another setting may work
+            errors.append(error)
+    if not seconds:
+        raise errors[0]
+    best = min(seconds, key=seconds.__getitem__)
+    if best != list(contender.settings)[-1] or read is None or errors:  # settings may be those of the whole process
+        read = contender.settings[best](path, gpu)
+    return Chosen(best, read, equal)
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and what it says."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _values(side: int, gpu: bool) -> Any:
+    if not gpu:
+        return data(side)
+    import cupy
+
+    return cupy.asarray(data(side))
+
+
+def _same(result: Any, values: Any) -> bool:
+    if result.shape != values.shape or result.dtype != values.dtype:
+        return False
+    rows = max(1, (64 << 20) // max(1, values[:1].nbytes))  # no third array of that size
+    return all(bool((result[i : i + rows] == values[i : i + rows]).all()) for i in range(0, len(values), rows))
+
+
+def _time(read: Read, gpu: bool) -> tuple[float, float]:
+    """Wall and CPU seconds of one read: the result is ready, and has not been freed yet."""
+    cpu, start = time.process_time(), time.perf_counter()
+    result = read()
     if gpu:
         import cupy
 
         cupy.cuda.Device().synchronize()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    del result
+    return seconds, cpu
 
 
-def _answer(file: Any, **answer: Any) -> None:
+def _served() -> list[dict[str, Any]]:
+    """The ways all reads of this process went, the timed ones too, with each one's share of the bytes."""
+    import gpuload
+
+    summary = gpuload.report()
+    return [
+        {
+            **{name: row[name] for name in ("path", "backend", "reason", "decode", "declined")},
+            "share": row["bytes"] / max(1, summary.bytes),
+        }
+        for row in summary.to_dict()["rows"]
+    ]
+
+
+def _answer(file: TextIO, **answer: Any) -> None:
     file.write(json.dumps(answer) + "\n")
+    file.flush()
+
+
+def serve() -> None:
+    """`main` on this process's stdin and stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    main(sys.stdin, answers)
 
 
 if __name__ == "__main__":
-    main()
+    serve()

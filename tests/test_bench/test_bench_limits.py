@@ -1,0 +1,104 @@
+"""The limits of the machine are measured on what was really moved, and refused where there is nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuload.bench import limits, machine
+from gpuload.bench.cases import KIB, MIB, Case, write
+from gpuload.bindings import uring
+from gpuload.errors import BackendUnavailableError
+from gpuload.request import Reason
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("size", "total"), [(5 * MIB + 17, 1 << 30), (100, 1 << 30), (4 * MIB, 2 * MIB)])
+def test_every_byte_is_read_once_a_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, size: int, total: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(size))
+    moved: list[int] = []
+    best = limits._best
+
+    def watched(count: int, share: Any, tries: int) -> float | None:
+        moved.append(sum(map(share, range(count))))
+        return best(count, share, tries)
+
+    monkeypatch.setattr(limits, "_best", watched)
+    speed = limits.cached(str(path), threads, total)
+    assert moved == [min(size, total)]
+    assert speed is not None
+    assert speed > 0
+
+
+def test_nothing_to_read_has_no_speed(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.write_bytes(b"")
+    assert limits.cached(str(path), 2) is None
+    assert limits.direct(str(path)) is None
+    (tmp_path / "folder").mkdir()
+    assert limits.decoder(str(tmp_path / "folder")) is None
+    assert limits.cached_share(str(tmp_path / "folder")) is None
+
+
+def test_direct_reads_or_says_that_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MIB))
+    speed = limits.direct(str(path))
+    assert speed is None or speed > 0
+
+    def refuse(*args: Any) -> int:
+        raise OSError(22, "Invalid argument")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", refuse)
+        assert limits.direct(str(path)) is None
+        assert limits.cached_share(str(tmp_path)) is None
+
+
+def test_the_decoder_decodes_all_chunks(
+    tmp_path: Path, values: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "a")
+    write(Case("z", 64 * KIB, codec="zstd"), path, values)
+    decoded: list[int] = []
+
+    def count(threads: int, share: Any, tries: int) -> float:
+        decoded.append(sum(share(i) for i in range(threads)))
+        return 1.0
+
+    monkeypatch.setattr(limits, "_best", count)
+    assert limits.decoder(path) == 1.0
+    assert decoded == [values.nbytes]
+
+
+def test_the_cache_state_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "c"
+    folder.mkdir(parents=True)
+    path = folder / "0"
+    path.write_bytes(os.urandom(4 * MIB))
+    path.read_bytes()
+    share = limits.cached_share(str(tmp_path / "a"))
+    if share is None:
+        pytest.skip("this file system does not tell what is cached")
+    assert share == 1
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert limits.cached_share(str(tmp_path / "a")) in (0, 1)  # 1 where the cache is all there is
+
+
+def test_why_there_is_no_ring_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise BackendUnavailableError("io_uring", Reason.SECCOMP, "a filter")
+
+    assert machine.Ring is uring.Ring
+    monkeypatch.setattr(machine, "Ring", refuse)
+    assert machine.ring().startswith("no ring: ")
+    assert "seccomp" in machine.ring()
