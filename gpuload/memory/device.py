@@ -199,8 +199,8 @@ def resolve(spec: str | Device = "auto") -> Device:
         return HOST
     if text == "auto" and not _forked_with_gpu and gpu_count() == 0:
         return HOST
-    name, _, number = text.partition(":")
-    if name not in ("auto", "cuda") or (number and not number.isdecimal()) or (name == "auto" and number):
+    name, colon, number = text.partition(":")
+    if name not in ("auto", "cuda") or (colon and not number.isdecimal()) or (name == "auto" and colon):
         raise DeviceError(f"no device named {text!r}: give 'auto', 'cpu', 'cuda' or 'cuda:N'")
     check_process(text)
     count = gpu_count()
