@@ -25,7 +25,10 @@ def one_selection(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
         end = st.none() | st.integers(-size - 1, size + 1)
         return slice(draw(end), draw(end), draw(st.none() | st.integers(-size, size).filter(bool)))
 
-    key = [along(size) for size in shape]
+    key: list[Any] = [along(size) for size in shape]
+    if shape and draw(st.booleans()):
+        axis = draw(st.integers(0, len(shape) - 1))
+        key[axis] = draw(st.lists(st.integers(-shape[axis], shape[axis] - 1), max_size=9))
     if draw(st.booleans()):
         key.insert(draw(st.integers(0, len(key))), None)
     if draw(st.booleans()):
@@ -95,6 +98,8 @@ def test_many_batches_equal_numpy(kind: str, stored: Any, backend: str, fresh: A
         array.check()
         array.check((slice(None, None, -3), 17, slice(3, 15)))
         array.check(np.s_[5, 5, 5])
+        array.check(np.s_[::-1, [3, 9, 3, 40, 39, 8, 0], 2:])
+        array.check(np.s_[9, :, np.arange(17) % 5 < 2])
 
 
 @pytest.mark.parametrize("kind", ["raw", "shard"])
@@ -104,6 +109,7 @@ def test_a_chunk_larger_than_a_batch_equals(kind: str, stored: Any, backend: str
         array = stored(data, (2, 65_000), kind=kind, per_shard=2)
         array.check()
         array.check(np.s_[::-1, 3::7])
+        array.check(np.s_[::-1, np.random.default_rng(4).integers(0, 70_000, 20_000)])
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zshard"])
