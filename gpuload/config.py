@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
         "entries": 2048,
         "slots": 8192,  # fixed files
         "mode": "auto",  # "window" | "chains" | "auto": chains for short reads
-        "window": None,  # reads in flight; None: chosen from the size of the pieces
+        "window": 32,  # reads in flight, of those that go through the window
     },
     "posix": {"threads": None},  # None: twice the cores, at most 16
     "decode": {"threads": None},  # None: the cores

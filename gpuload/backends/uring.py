@@ -5,14 +5,16 @@ descriptor, no close a file) or, when already open, put there; a read is submitt
 so that no read can meet the file that had its slot before. Slots are emptied when there is nothing left to read.
 
 Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in
-one of two ways. Reads are submitted a batch at a time as linked chains, one for each worker, that the kernel works off
-by itself. What of a chain was cancelled behind an open that failed, and what came short, goes through a rolling window:
-fewer in flight than queued, new ones as old ones complete (all at once would run on one core).
+one of two ways. Long reads go through a rolling window: fewer in flight than queued, new ones as old ones complete (all
+at once would run on one core). Short ones, whose every completion would cost as much as the read, are submitted a batch
+at a time as linked chains that the kernel works off by itself; what of a chain was cancelled behind an open that
+failed, or came short, goes through the window.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import platform
 import resource
@@ -41,7 +43,9 @@ _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it
 _RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
 ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
-_DEPTH = 3  # batches that are under way together, at least
+CHAIN_UP_TO = 512 << 10  # longer reads take so long that waking for each costs little
+WINDOW = 32  # reads in flight
+_DEPTH = 3  # batches that are under way together, at least; workers that find nothing to do are slow to come back
 _OPAQUE = np.dtype(f"V{abi.SQE.itemsize}")
 _MODES = ("auto", "window", "chains")
 
@@ -123,10 +127,9 @@ class UringBackend:
     slots
         Fixed file slots, at most RLIMIT_NOFILE; a batch may have ``slots // LANES`` files.
     window
-        Reads in flight; None chooses 16 for reads of 1 MiB and 32 for smaller ones.
+        Reads in flight through the window; None: 32.
     mode
-        ``"window"`` or ``"chains"``; ``"auto"``: chains, but for reads so short that no worker is woken for them, and
-        where many files are missing.
+        ``"window"`` or ``"chains"``; ``"auto"``: chains for reads of 32 to 512 KiB, where most files are there.
     """
 
     name = "io_uring"
@@ -138,13 +141,12 @@ class UringBackend:
         self.ring = _ring(entries)
         self.chains = max(16, os.cpu_count() or 1)
         try:
-            self.ring.limit_workers(self.chains)  # so that batches end one after the other, not all at last
             self.ring.register_files(slots)
         except BaseException:
             self.ring.close()
             raise
         self.files_per_batch = slots // LANES
-        self.window, self.mode = window, mode
+        self.window, self.mode = window or WINDOW, mode
         self.declined: dict[str, Reason] = {}
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
@@ -169,7 +171,7 @@ class UringBackend:
     @property
     def hungry(self) -> bool:
         # Whatever is submitted together runs on one worker; only a queue longer than the window keeps it rolling.
-        return bool(self._free) and (len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self._window)
+        return bool(self._free) and (len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self.window)
 
     # ------------------------------------------------------------------ memory
 
@@ -301,7 +303,7 @@ class UringBackend:
     def _suits_chains(self, batch: Batch) -> bool:
         if self.mode == "window" or not len(batch):
             return False
-        if self.mode == "auto" and not (batch.dense and int(batch.ask.max()) >= ASYNC_FROM):
+        if self.mode == "auto" and not (batch.dense and ASYNC_FROM <= int(batch.ask.max()) <= CHAIN_UP_TO):
             return False
         # The read behind an open looks its slot up when it starts, not when it is submitted, since 5.17.
         opens = 0 if batch.handles is not None else len(batch.keys)
@@ -397,10 +399,12 @@ class UringBackend:
         flying = self.ring.inflight + self.ring.unsubmitted
         if not flying:
             return
-        # Each waking costs a turn of the interpreter: with chains alone under way, sleep until a batch may be done.
-        wait = self._window // 4
+        wait = self.window // 4
         if self._chained and not self._reading and not self._opens:
-            wait = min(lane.left for lane in self._chained.values())
+            # Each waking costs a turn of the interpreter: sleep until the oldest batch is likely to be done. The next
+            # one has begun by then.
+            left = [lane.left for lane in itertools.islice(self._chained.values(), 2)]
+            wait = left[0] + (left[1] // 4 if len(left) > 1 else 0)
         self.ring.enter(max(1, min(wait, flying)), timeout)
         completions = self.ring.reap()
         if len(completions):
@@ -429,16 +433,8 @@ class UringBackend:
             rows = waiting[batch.file[waiting] == file]
             self.ring.push(abi.cancel_rows(lane.mark | rows, np.full(len(rows), _CANCEL)))
 
-    @property
-    def _window(self) -> int:
-        if self.window is not None:
-            return self.window
-        if not self._reads:
-            return 32
-        return 16 if int(self._reads[0][1]["len"][0]) > 512 << 10 else 32
-
     def _push_reads(self) -> None:
-        room = self._window - self._reading
+        room = self.window - self._reading
         while room > 0 and self._reads:
             lane, rows = self._reads[0]
             pushed = self.ring.push(rows[:room])
