@@ -6,11 +6,44 @@ or even one. Strides are shared by all pieces of a plan, so axes are merged only
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from gpuload.planning.grid import Pieces
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether elements of an array share memory, so that it cannot hold just any values.
+
+    Parameters
+    ----------
+    shape, strides
+        Of the array; strides in bytes, of any sign.
+    itemsize
+        Bytes of an element.
+    """
+    if 0 in shape:
+        return False
+    axes = sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1)
+    reach = itemsize  # bytes that all axes so far span
+    for stride, n in axes:
+        if stride < reach:
+            break
+        reach += stride * (n - 1)
+    else:
+        return False
+    # Axes that interleave: seldom, and mostly because elements do overlap.
+    span = itemsize + sum(stride * (n - 1) for stride, n in axes)
+    if axes[0][0] < itemsize or math.prod(shape) * itemsize > span:
+        return True
+    start = np.zeros(1, np.int64)
+    for stride, n in axes:
+        start = np.add.outer(start, stride * np.arange(n)).ravel()
+    start.sort()
+    return bool((np.diff(start) < itemsize).any())
 
 
 def collapse(pieces: Pieces, itemsize: int) -> Pieces:
@@ -35,7 +68,7 @@ def collapse(pieces: Pieces, itemsize: int) -> Pieces:
     counts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     sources: list[int] = []
     places: list[int] = []
-    kept: list[int] = []  # the axis each of these was, or the slowest of those it was
+    kept: list[int] = []  # the axis each of these was, or the fastest of those it was
     listed = [] if pieces.lists is None else pieces.lists.axes
     for axis in reversed(range(len(pieces.source_strides))):
         count = pieces.count[:, axis]
@@ -48,7 +81,6 @@ def collapse(pieces: Pieces, itemsize: int) -> Pieces:
             joint = (source == inner * sources[-1]) & (place == inner * places[-1])
             if (joint | single).all():
                 counts[-1] = count * inner
-                kept[-1] = axis
                 continue
         counts.append(count)
         sources.append(source)

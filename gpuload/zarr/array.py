@@ -16,6 +16,7 @@ from gpuload.errors import (
     UnsupportedArrayError,
 )
 from gpuload.memory.device import HOST, Device, of
+from gpuload.planning.placement import overlaps
 from gpuload.planning.selection import Selection, normalise, orthogonal
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.layout import Layout, layout_of
@@ -206,6 +207,8 @@ class Array:
             raise DestinationError(f"out has shape {tuple(out.shape)}, the selection {selection.shape}")
         if device.is_host and not out.flags.writeable:
             raise DestinationError("out is read-only")
+        if overlaps(out.shape, out.strides, out.dtype.itemsize):
+            raise DestinationError(f"out has elements that share memory: shape {out.shape}, strides {out.strides}")
 
 
 class OIndex:

@@ -403,6 +403,8 @@ def test_destinations(tmp_path: Path, backend: str) -> None:
             np.empty((8, 4), "f4"),
             readonly,
             [0],
+            np.lib.stride_tricks.as_strided(np.empty(4, "<i4"), (8, 4), (0, 4)),
+            np.lib.stride_tricks.as_strided(np.empty(40, "<i4"), (8, 4), (4, 4)),
         ):
             with pytest.raises(DestinationError):
                 array.read(out=wrong)
