@@ -99,6 +99,7 @@ def test_many_batches_equal_numpy(kind: str, stored: Any, backend: str, fresh: A
         array.check((slice(None, None, -3), 17, slice(3, 15)))
         array.check(np.s_[5, 5, 5])
         array.check(np.s_[::-1, [3, 9, 3, 40, 39, 8, 0], 2:])
+        array.check(np.s_[:, [30, 3, 9, 31, 0, 24]])  # a missing chunk's places span those of chunks before it
         array.check(np.s_[9, :, np.arange(17) % 5 < 2])
 
 

@@ -346,6 +346,27 @@ def test_too_much_is_refused_before_it_is_planned() -> None:
         cut(normalise(slice(2), (4,)), (4,), ChunkForm((4,), 1, (0,)), (2**63,), piece_bytes=None)
 
 
+@pytest.mark.parametrize("keys", [np.s_[:, [1, 3, 0, 2]], np.s_[[1, 2, 0], :]])
+def test_a_list_is_merged_with_no_axis(keys: Any) -> None:
+    """Even where strides would allow it: all of one chunk, in another order."""
+    pieces = cut(orthogonal(keys, (3, 4)), (3, 4), ChunkForm((3, 4), 2, (0, 1)), (8, 2), piece_bytes=None)
+    merged = collapse(pieces, 2)
+    assert merged.count.tolist() == [[3, 4]]
+    assert merged.lists is not None
+    assert merged.lists.axes == [int(isinstance(keys[0], slice))]
+
+
+def test_regular_axes_beside_a_list_are_merged() -> None:
+    shape = (3, 4, 5, 6, 7)
+    selection = orthogonal(np.s_[:, :, [3, 0, 4], :, :], shape)
+    strides = np.empty(selection.box, "u1").strides
+    merged = collapse(cut(selection, shape, ChunkForm(shape, 1, (0, 1, 2, 3, 4)), strides, piece_bytes=None), 1)
+    assert merged.count.tolist() == [[12, 3, 42]]
+    assert merged.lists is not None
+    assert merged.lists.entry.tolist() == [[-1, 0, -1]]
+    assert (merged.lists.take.tolist(), merged.lists.put.tolist()) == ([0, 3, 4], [1, 0, 2])
+
+
 def test_a_list_costs_what_it_touches() -> None:
     """However far apart its elements are, and however many pieces share it."""
     shape, form = (2**62, 2**20), ChunkForm((1000, 2), 4, (0, 1))
