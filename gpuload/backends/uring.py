@@ -13,7 +13,6 @@ failed, or came short, goes through the window.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import platform
@@ -22,12 +21,11 @@ from collections import deque
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuload.backends.base import Availability, Batch
 from gpuload.backends.chains import weave
+from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, OPEN, RETRY, ROW, Lane
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.syscalls import OPEN_HOW
 from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
 from gpuload.errors import BackendError, BackendUnavailableError, ConfigError, RegistrationError
@@ -35,18 +33,11 @@ from gpuload.memory.slabs import UNREGISTERED, Slab
 from gpuload.request import Int64, Reason
 
 LANES = 16
-_OPEN = 1 << 40  # in user_data: this completion is an open; bits 32-39 are the lane, bits 0-31 the row
-_ROW = 0xFFFFFFFF
-_CHAIN = 1 << 41  # it belongs to a chain
-_CANCEL = 1 << 42  # this one is the answer to a wish to cancel
 _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it may be of a FIFO
-_RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 _OPEN_RETRIES = 64
-ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
 CHAIN_UP_TO = 512 << 10  # longer reads take so long that waking for each costs little
 WINDOW = 32  # reads in flight
 _DEPTH = 3  # batches that are under way together, at least; workers that find nothing to do are slow to come back
-_OPAQUE = np.dtype(f"V{abi.SQE.itemsize}")
 _MODES = ("auto", "window", "chains")
 
 
@@ -76,43 +67,6 @@ def _ring(entries: int) -> Ring:
         except BackendUnavailableError:
             pass
     return Ring(entries, 4 * entries)
-
-
-class _Lane:
-    """One batch on its way through the ring.
-
-    What comes back is noted row by row in lists: for the few completions of one round that is cheaper than arrays.
-    """
-
-    __slots__ = (
-        "batch", "completed", "first", "got", "left", "names", "number", "opened", "opening", "retries", "rows",
-        "stirred", "want",
-    )  # fmt: skip
-
-    def __init__(self, number: int, first: int, batch: Batch) -> None:
-        self.number, self.first, self.batch = number, first, batch
-        self.rows: Int64 | None = None  # what is to be read; None: every row
-        self.left = 0  # completions that are still to come
-        self.opening = 0  # opens, of these
-        self.retries = 0
-        self.stirred = monotonic()  # the last time something of it came back
-        self.names: Int64 | None = None
-        self.want: list[int] = []
-        self.got: list[int] = []
-        self.completed: list[float] = []
-        self.opened: Int64 | None = None  # of a chain: what each open answered
-
-    @property
-    def mark(self) -> int:
-        """What the user data of its reads has beside the row."""
-        return self.number << 32 | (0 if self.opened is None else _CHAIN)
-
-    def list_rows(self) -> None:
-        """From now on what comes back is noted row by row."""
-        self.want = self.batch.want.tolist()
-        self.got = self.batch.got.tolist()
-        self.completed = self.batch.completed.tolist()
-        self.opened = None
 
 
 class UringBackend:
@@ -150,16 +104,14 @@ class UringBackend:
         self.declined: dict[str, Reason] = {}
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._opens: deque[Rows] = deque()
-        self._reads: deque[tuple[_Lane, Rows]] = deque()
+        self._reads: deque[tuple[Lane, Rows]] = deque()
         self._reading = 0
         self._rows_left = 0
         self._woven: deque[Rows] = deque()
-        self._chained: dict[int, _Lane] = {}
+        self._chained: dict[int, Lane] = {}
         self._done: list[Batch] = []
-        self._hows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
-        self._count: Int64 = np.arange(max(1024, self.files_per_batch), dtype=np.int64)
         self._empty = np.full(self.files_per_batch, -1, np.int32)
         self._used: dict[int, int] = {}  # files in the slots of each lane since it was last emptied
 
@@ -202,7 +154,7 @@ class UringBackend:
 
     def begin(self, batch: Batch) -> None:
         number = self._free.pop()
-        lane = _Lane(number, number * self.files_per_batch, batch)
+        lane = Lane(number, number * self.files_per_batch, batch)
         self._lanes[number] = lane
         self._rows_left += len(batch)
         batch.registered = batch.block.buffer != UNREGISTERED
@@ -221,7 +173,7 @@ class UringBackend:
             batch.fail(error)
         lane.list_rows()
         if lane.names is not None and batch.error is None:
-            self._open(lane, self._count[: len(batch.keys)])
+            self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
         else:
             self._queue_reads(lane)
 
@@ -231,61 +183,28 @@ class UringBackend:
         if not address <= batch.block.address <= address + nbytes - batch.block.nbytes:
             self.ring.check_ranges(batch.block.buffer, batch.block.address, batch.block.nbytes)
 
-    def _open(self, lane: _Lane, files: Int64) -> None:
+    def _open(self, lane: Lane, files: Int64) -> None:
         lane.opening += len(files)
-        self._opens.append(self._open_rows(lane, files))
+        self._opens.append(lane.open_rows(files))
 
-    def _open_rows(self, lane: _Lane, files: Int64) -> Rows:
-        assert lane.names is not None
-        root = lane.batch.root
-        how = self._hows.get((root.open_flags, root.resolve))
-        if how is None:
-            how = self._hows[root.open_flags, root.resolve] = np.zeros(1, OPEN_HOW)
-            how["flags"], how["resolve"] = root.open_flags, int(root.resolve)
-        data = files + (_OPEN | lane.mark)
-        return abi.openat2_rows(root.fd, lane.names[files], how.ctypes.data, lane.first + files, data)
-
-    def _queue_reads(self, lane: _Lane) -> None:
+    def _queue_reads(self, lane: Lane) -> None:
         """Every file is open or known to be missing: the reads may go."""
         batch = lane.batch
         rows = lane.rows
         if batch.error is not None:
-            rows = self._count[:0]
+            rows = np.zeros(0, np.int64)
         elif batch.missing.any():
-            rows = self._numbers(len(batch)) if rows is None else rows
+            rows = np.arange(len(batch)) if rows is None else rows
             rows = rows[~batch.missing[batch.file[rows]]]
         lane.left = len(batch) if rows is None else len(rows)
         if not lane.left:
             self._finish(lane)
             return
-        # Where only the end of each file is to be seen, the read is none.
-        long = max(lane.want) >= ASYNC_FROM and (rows is None or int(batch.got[rows].min()) == 0)
-        reads = self._read_rows(lane, abi.IOSQE_ASYNC if long else 0)
-        self._reads.append((lane, reads if rows is None else reads.view(_OPAQUE)[rows].view(abi.SQE)))
+        self._reads.append((lane, lane.window_rows(rows)))
 
-    def _read_rows(self, lane: _Lane, flags: int) -> Rows:
-        """Reads of all rows of a batch, from where they are."""
+    def _finish(self, lane: Lane) -> None:
         batch = lane.batch
-        return abi.read_rows(
-            batch.file + lane.first,
-            batch.file_offset + batch.got,
-            batch.address + batch.got,
-            batch.ask - batch.got,
-            self._numbers(len(batch)) + lane.mark,
-            buf_index=batch.block.buffer if batch.registered else None,
-            flags=flags,
-        )
-
-    def _numbers(self, n: int) -> Int64:
-        if n > len(self._count):
-            self._count = np.arange(2 * n, dtype=np.int64)
-        return self._count[:n]
-
-    def _finish(self, lane: _Lane) -> None:
-        batch = lane.batch
-        if lane.want:
-            batch.got[:] = lane.got
-            batch.completed[:] = lane.completed
+        lane.unlist_rows()
         batch.check()
         self._used[lane.number] = max(self._used.get(lane.number, 0), len(batch.keys))
         self._rows_left -= len(batch)
@@ -310,20 +229,13 @@ class UringBackend:
         linked = not opens or abi.Feature.LINKED_FILE in self.ring.features
         return linked and len(batch) + opens <= self.ring.sq_entries
 
-    def _begin_chains(self, lane: _Lane) -> None:
+    def _begin_chains(self, lane: Lane) -> None:
         batch = lane.batch
         opened = batch.handles is not None
         files = 0 if opened else len(batch.keys)
         lane.opened = np.zeros(files, np.int64)
         order = weave(batch.file, files, self.chains, opened=opened)
-        rows: Rows = np.empty(len(order), abi.SQE)
-        whole = rows.view(_OPAQUE)  # NumPy would move a row field by field
-        whole[order.read_at] = self._read_rows(lane, abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
-        if files:
-            opens = self._open_rows(lane, self._count[:files])
-            opens["flags"] |= abi.IOSQE_IO_LINK
-            whole[order.open_at] = opens.view(_OPAQUE)
-        rows["flags"][order.last] &= ~np.uint8(abi.IOSQE_IO_LINK | abi.IOSQE_IO_HARDLINK)
+        rows = lane.chain_rows(order)
         batch.submitted[:] = monotonic()
         lane.left = len(rows)
         self._chained[lane.number] = lane
@@ -341,30 +253,30 @@ class UringBackend:
                 what, answer = data[mine], result[mine]
             lane.stirred = now
             lane.left -= len(what)
-            opens = (what & _OPEN) != 0
+            opens = (what & OPEN) != 0
             assert lane.opened is not None
-            lane.opened[what[opens] & _ROW] = answer[opens]
-            reads = what[~opens] & _ROW
+            lane.opened[what[opens] & ROW] = answer[opens]
+            reads = what[~opens] & ROW
             lane.batch.got[reads] = answer[~opens]
             lane.batch.completed[reads] = now
             if not lane.left:
                 del self._chained[i]
                 self._chains_ended(lane)
 
-    def _chains_ended(self, lane: _Lane) -> None:
+    def _chains_ended(self, lane: Lane) -> None:
         """All of a lane's chains have ended: it is done, or what was cancelled or came short is read once more."""
         batch, opened = lane.batch, lane.opened
         assert opened is not None
-        lost: Int64 = self._count[:0]
+        lost = np.zeros(0, np.int64)
         if len(opened) and int(opened.min()) < 0:
-            again = np.isin(-opened, _RETRY)
+            again = np.isin(-opened, RETRY)
             for file in np.flatnonzero((opened < 0) & ~again).tolist():
                 batch.fail_open(file, -int(opened[file]))
             lost = np.flatnonzero(again)
         short = (batch.got < batch.want) & (batch.got != 0)  # 0: the file has ended there
         if batch.missing.any():
             short &= ~batch.missing[batch.file]
-        for row in np.flatnonzero(short & (batch.got < 0) & ~np.isin(-batch.got, _RETRY)).tolist():
+        for row in np.flatnonzero(short & (batch.got < 0) & ~np.isin(-batch.got, RETRY)).tolist():
             batch.fail_read(row, -int(batch.got[row]))
         np.maximum(batch.got, 0, out=batch.got)
         if batch.error is not None or not short.any():
@@ -420,18 +332,17 @@ class UringBackend:
                 lane.stirred = now
                 self._look_at(lane)
 
-    def _look_at(self, lane: _Lane) -> None:
+    def _look_at(self, lane: Lane) -> None:
         """Nothing has come for long. A disk may be slow; a read of a FIFO would wait for its writer for ever."""
         batch = lane.batch
         if batch.handles is not None:
             return
-        completed = np.array(lane.completed) if lane.want else batch.completed
-        waiting = np.flatnonzero((batch.submitted > 0) & (completed == 0))
+        waiting = lane.pending()
         for file in np.unique(batch.file[waiting]).tolist():
             if batch.is_regular(file):
                 continue
             rows = waiting[batch.file[waiting] == file]
-            self.ring.push(abi.cancel_rows(lane.mark | rows, np.full(len(rows), _CANCEL)))
+            self.ring.push(lane.cancel_rows(rows))
 
     def _push_reads(self) -> None:
         room = self.window - self._reading
@@ -440,12 +351,12 @@ class UringBackend:
             pushed = self.ring.push(rows[:room])
             if not pushed:
                 return
-            first = int(rows["user_data"][0]) & _ROW
+            first = int(rows["user_data"][0]) & ROW
             if pushed == 1:
                 if not lane.batch.submitted[first]:  # else it is sent once more
                     lane.batch.submitted[first] = monotonic()
             else:
-                which = (rows["user_data"][:pushed] & _ROW).astype(np.int64)
+                which = (rows["user_data"][:pushed] & ROW).astype(np.int64)
                 lane.batch.submitted[which] = monotonic()
             self._reading += pushed
             room -= pushed
@@ -459,7 +370,7 @@ class UringBackend:
         lanes = self._lanes
         what, answer = completions["user_data"].astype(np.int64), completions["res"].astype(np.int64)
         if self._chained:
-            chained = (what & _CHAIN) != 0
+            chained = (what & CHAIN) != 0
             if chained.all():
                 self._chains_completed(what, answer, now)
                 return
@@ -467,12 +378,12 @@ class UringBackend:
                 self._chains_completed(what[chained], answer[chained], now)
                 what, answer = what[~chained], answer[~chained]
         for data, result in zip(what.tolist(), answer.tolist(), strict=True):
-            if data >= _CANCEL:
+            if data >= CANCEL:
                 continue
             lane = lanes[data >> 32 & 0xFF]
             lane.stirred = now
-            row = data & _ROW
-            if data >= _OPEN:
+            row = data & ROW
+            if data >= OPEN:
                 lane.opening -= 1
                 if result < 0:
                     self._open_failed(lane, row, -result)
@@ -489,32 +400,22 @@ class UringBackend:
             if not lane.left:
                 self._finish(lane)
 
-    def _open_failed(self, lane: _Lane, file: int, code: int) -> None:
-        if code in _RETRY and lane.retries < _OPEN_RETRIES:
+    def _open_failed(self, lane: Lane, file: int, code: int) -> None:
+        if code in RETRY and lane.retries < _OPEN_RETRIES:
             lane.retries += 1
             self._open(lane, np.array([file], np.int64))
         else:
             lane.batch.fail_open(file, code)
 
-    def _goes_on(self, lane: _Lane, row: int, result: int) -> bool:
+    def _goes_on(self, lane: Lane, row: int, result: int) -> bool:
         """A read that came short, failed, or met the end of its file: whether it is sent once more."""
         batch = lane.batch
         if result == 0 or batch.error is not None:
             return False
-        if result < 0 and -result not in _RETRY:
+        if result < 0 and -result not in RETRY:
             batch.fail_read(row, -result)
             return False
-        got = lane.got[row]
-        rest = abi.read_rows(
-            lane.first + batch.file[row : row + 1],
-            batch.file_offset[row : row + 1] + got,
-            batch.address[row : row + 1] + got,
-            batch.ask[row : row + 1] - got,
-            np.array([lane.number << 32 | row], np.int64),
-            buf_index=batch.block.buffer if batch.registered else None,
-            flags=abi.IOSQE_ASYNC,  # EAGAIN of a read that must not wait: a worker may
-        )
-        self._reads.appendleft((lane, rest))
+        self._reads.appendleft((lane, lane.rest_of(row)))
         return True
 
     def close(self) -> None:

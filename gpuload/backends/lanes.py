@@ -1,0 +1,143 @@
+"""One batch on its way through the ring: its slots, its submissions, and what has come back of it.
+
+User data of a submission: bits 0-31 the row or the file, bits 32-39 the lane, above them what it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import lru_cache
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuload.backends.base import Batch
+from gpuload.backends.chains import Weave
+from gpuload.bindings import uring_abi as abi
+from gpuload.bindings.syscalls import OPEN_HOW
+from gpuload.bindings.uring_abi import Rows
+from gpuload.request import Int64
+
+ROW = 0xFFFFFFFF
+OPEN = 1 << 40  # an open
+CHAIN = 1 << 41  # part of a chain
+CANCEL = 1 << 42  # a wish to cancel
+RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
+ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
+_OPAQUE = np.dtype(f"V{abi.SQE.itemsize}")
+
+
+class Lane:
+    """One batch, and the run of file slots from `first` on that is its own.
+
+    What comes back of chains is noted in arrays, what comes back through the window row by row in lists: for the few
+    completions of one round that is cheaper.
+    """
+
+    __slots__ = (
+        "batch", "completed", "first", "got", "left", "names", "number", "opened", "opening", "retries", "rows",
+        "stirred", "want",
+    )  # fmt: skip
+
+    def __init__(self, number: int, first: int, batch: Batch) -> None:
+        self.number, self.first, self.batch = number, first, batch
+        self.rows: Int64 | None = None  # what is to be read; None: every row
+        self.left = 0  # completions that are still to come
+        self.opening = 0  # opens, of these
+        self.retries = 0
+        self.stirred = monotonic()  # the last time something of it came back
+        self.names: Int64 | None = None  # addresses of the keys, where the files are to be opened
+        self.want: list[int] = []
+        self.got: list[int] = []
+        self.completed: list[float] = []
+        self.opened: Int64 | None = None  # of a chain: what each open answered
+
+    @property
+    def mark(self) -> int:
+        """What the user data of its submissions has beside the row."""
+        return self.number << 32 | (0 if self.opened is None else CHAIN)
+
+    def list_rows(self) -> None:
+        """From now on what comes back is noted row by row."""
+        self.want = self.batch.want.tolist()
+        self.got = self.batch.got.tolist()
+        self.completed = self.batch.completed.tolist()
+        self.opened = None
+
+    def unlist_rows(self) -> None:
+        """Give the batch what was noted."""
+        if self.want:
+            self.batch.got[:] = self.got
+            self.batch.completed[:] = self.completed
+
+    def pending(self) -> Int64:
+        """The rows that were submitted and have not come back."""
+        completed = np.array(self.completed) if self.want else self.batch.completed
+        return np.flatnonzero((self.batch.submitted > 0) & (completed == 0))
+
+    def open_rows(self, files: Int64) -> Rows:
+        """Opens of these files, each into its slot."""
+        assert self.names is not None
+        root = self.batch.root
+        how = _how(root.open_flags, int(root.resolve)).ctypes.data
+        data = files + (OPEN | self.mark)
+        return abi.openat2_rows(root.fd, self.names[files], how, self.first + files, data)
+
+    def read_rows(self, flags: int) -> Rows:
+        """Reads of all rows, from where they are."""
+        batch = self.batch
+        return abi.read_rows(
+            batch.file + self.first,
+            batch.file_offset + batch.got,
+            batch.address + batch.got,
+            batch.ask - batch.got,
+            np.arange(len(batch), dtype=np.int64) + self.mark,
+            buf_index=batch.block.buffer if batch.registered else None,
+            flags=flags,
+        )
+
+    def window_rows(self, rows: Int64 | None) -> Rows:
+        """The reads that go through the window."""
+        # Where only the end of each file is to be seen, the read is none.
+        long = max(self.want) >= ASYNC_FROM and (rows is None or int(self.batch.got[rows].min()) == 0)
+        reads = self.read_rows(abi.IOSQE_ASYNC if long else 0)
+        return reads if rows is None else reads.view(_OPAQUE)[rows].view(abi.SQE)
+
+    def rest_of(self, row: int) -> Rows:
+        """What is still to be read of one row; EAGAIN of a read that must not wait is for a worker, who may."""
+        batch, got = self.batch, self.got[row]
+        one = slice(row, row + 1)
+        return abi.read_rows(
+            self.first + batch.file[one],
+            batch.file_offset[one] + got,
+            batch.address[one] + got,
+            batch.ask[one] - got,
+            np.array([self.mark | row], np.int64),
+            buf_index=batch.block.buffer if batch.registered else None,
+            flags=abi.IOSQE_ASYNC,
+        )
+
+    def chain_rows(self, order: Weave) -> Rows:
+        """Everything, in chains: opens linked softly, reads firmly."""
+        rows: Rows = np.empty(len(order), abi.SQE)
+        whole = rows.view(_OPAQUE)  # NumPy would move a row field by field
+        whole[order.read_at] = self.read_rows(abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
+        if len(order.open_at):
+            opens = self.open_rows(np.arange(len(order.open_at), dtype=np.int64))
+            opens["flags"] |= abi.IOSQE_IO_LINK
+            whole[order.open_at] = opens.view(_OPAQUE)
+        rows["flags"][order.last] &= ~np.uint8(abi.IOSQE_IO_LINK | abi.IOSQE_IO_HARDLINK)
+        return rows
+
+    def cancel_rows(self, rows: Int64) -> Rows:
+        """Wishes that these reads end."""
+        return abi.cancel_rows(self.mark | rows, np.full(len(rows), CANCEL))
+
+
+@lru_cache(maxsize=16)
+def _how(flags: int, resolve: int) -> npt.NDArray[np.void]:
+    """What OPENAT2 reads when it is submitted; kept, since the kernel is given its address."""
+    how = np.zeros(1, OPEN_HOW)
+    how["flags"], how["resolve"] = flags, resolve
+    return how
