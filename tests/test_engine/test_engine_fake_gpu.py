@@ -109,6 +109,17 @@ def test_random_selections(fake_cupy: ModuleType, stored: Make, data: st.DataObj
     assert read(fake_cupy, array, selection).get().tobytes() == expected(array, selection).tobytes()
 
 
+@pytest.mark.parametrize(("dtype", "swap"), [("<i2", 0), ("<f8", 0), (">f4", 4), (">c16", 8)])
+@pytest.mark.parametrize("kind", ["raw", "zlib", "shard", "zshard"])
+def test_listed_elements(gpu: ModuleType, stored: Make, dtype: str, swap: int, kind: str) -> None:
+    array = stored(random((30, 20, 8), dtype), (8, 6, 8), kind=kind, missing=(0, 5, 9))
+    for selection in ([29, 0, 7, 0, 13], (slice(None, None, -3), [5, 6, 19, 1, 0]), (2, slice(3, 9), [7, 0, 1, 1])):
+        right = expected(array, selection)
+        out = gpu.empty(right.shape, np.dtype(dtype).newbyteorder("="))
+        read(gpu, array, selection, out, swap=swap)
+        assert out.get().tobytes() == right.astype(out.dtype).tobytes()
+
+
 @pytest.mark.usefixtures("tight")
 @pytest.mark.parametrize("kind", ["raw", "zlib"])
 def test_blocks_are_used_again_only_when_their_copy_is_done(
