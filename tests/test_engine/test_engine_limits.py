@@ -61,8 +61,8 @@ def test_memlock(limit: int, python: Any, reachable: Path) -> None:
         + """
 limit = int(sys.argv[2])
 folder = Path(sys.argv[1]) / "a"
-data = np.random.default_rng(1).integers(0, 1 << 60, (5, 350_000))
-arrays = [t.Stored(folder / kind, data, (2, 150_000), kind=kind, missing=(1,)) for kind in ("raw", "zlib", "shard")]
+data = np.random.default_rng(1).integers(0, 1 << 60, (5, 120_000))
+arrays = [t.Stored(folder / kind, data, (2, 50_000), kind=kind, missing=(1,)) for kind in ("raw", "zlib", "shard")]
 for path in folder.rglob("*"):
     path.chmod(0o755)
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
@@ -94,7 +94,7 @@ config.set(poison=True)
 for _ in range(2):
     for array in arrays:
         array.check()
-        array.check(np.s_[::-2, 5:250_000:7])
+        array.check(np.s_[::-2, 5:90_000:7])
 threads = [threading.Thread(target=array.check) for array in arrays * 2]
 for thread in threads:
     thread.start()
