@@ -26,6 +26,7 @@ from gpuload.planning.grid import ChunkForm, cut
 from gpuload.planning.selection import normalise
 from gpuload.request import Filled, Served
 
+FORKS = "ignore:This process:DeprecationWarning"  # since 3.12 of fork() beside threads, which these tests are about
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -268,7 +269,7 @@ def python() -> Callable[..., str]:
 
     def call(script: str, *arguments: Any, returncode: int = 0, **environment: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
+            [sys.executable, "-W", FORKS, "-c", PRELUDE + script, *map(str, arguments)],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
             capture_output=True,

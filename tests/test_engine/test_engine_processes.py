@@ -130,7 +130,7 @@ if __name__ == "__main__":
     )
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(program)],
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
