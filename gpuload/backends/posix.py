@@ -70,7 +70,12 @@ class PosixBackend:
             thread = threading.Thread(
                 target=_work, args=(self._tasks, self._finished), name="gpuload-posix", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads are allowed here: those there are do it all
+                if not self._started:
+                    raise
+                break
             self._started.append(thread)
         for rows in shares:
             self._tasks.put((batch, rows))

@@ -107,7 +107,11 @@ class IoThread:
         ------
         BackendUnavailableError
             The backend cannot be used here.
+        TransportError
+            The caller is the I/O thread itself.
         """
+        if threading.current_thread() is self.thread:
+            raise TransportError("the I/O thread would wait for itself: a subscriber to events must not read")
         self.pool.poison = flag("poison")
         known = self._prepared.get((name, device.name))
         if known is None:
@@ -316,7 +320,13 @@ class IoThread:
             return self.pool.own(nbytes) if self.pool.may_own(nbytes) else None
         block = self.pool.take(nbytes)
         if block is None and self.pool.may_grow():
-            self._grow(nbytes)
+            try:
+                self._grow(nbytes)
+            except MemoryError:
+                if not self.pool.slabs:
+                    raise
+                self.pool.limit = self.pool.nbytes  # what is there must do
+                return self._take(nbytes)
             block = self.pool.take(nbytes)
         return block
 

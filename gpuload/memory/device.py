@@ -84,7 +84,10 @@ class HostDevice(Device):
     xp = np
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
-        return np.empty(tuple(shape), dtype, order)  # type: ignore[call-overload]
+        try:
+            return np.empty(tuple(shape), dtype, order)  # type: ignore[call-overload]
+        except ValueError as error:  # more than addresses can tell apart
+            raise MemoryError(f"no array can have shape {tuple(shape)} and dtype {np.dtype(dtype)}: {error}") from error
 
     def holds(self, dtype: np.dtype[Any]) -> bool:
         return True
@@ -127,11 +130,16 @@ class GpuDevice(Device):
         return isinstance(array, self.xp.ndarray) and array.device.id == self.index
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock host memory for copies to every device."""
+        """Page-lock host memory for copies to every device; CuPy's ROCm wheel has no call for it, copies work without."""
+        if self.xp.cuda.runtime.is_hip:
+            return
         with self.handle:
             self.xp.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: portable, every context sees it as pinned
 
     def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        if self.xp.cuda.runtime.is_hip:
+            return
         with self.handle:
             self.xp.cuda.runtime.hostUnregister(address)
 

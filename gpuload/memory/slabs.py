@@ -173,8 +173,18 @@ class SlabPool:
         return self.slab_size if self.slabs else max(SMALLEST_SLAB, self.slab_size // 2)
 
     def grow(self, nbytes: int | None = None) -> Slab:
-        """Map and touch one more slab; pinned for the device that `pin_for` named. Not yet known to a ring."""
-        slab = Slab(syscalls.map_anonymous((nbytes or self.next_size) + _EXTRA))
+        """Map and touch one more slab; pinned for the device that `pin_for` named. Not yet known to a ring.
+
+        Raises
+        ------
+        MemoryError
+            The process may not have that much more.
+        """
+        size = (nbytes or self.next_size) + _EXTRA
+        try:
+            slab = Slab(syscalls.map_anonymous(size))
+        except OSError as error:
+            raise MemoryError(f"{size} bytes of host memory to read into cannot be had: {error}") from error
         for device in self._devices:
             device.pin(slab.address, slab.nbytes)
         self.slabs.append(slab)

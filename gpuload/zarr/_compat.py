@@ -24,6 +24,8 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from gpuload.errors import UnsupportedArrayError
+
 __all__ = [
     "Buffer",
     "BufferPrototype",
@@ -106,7 +108,7 @@ def describe(array: zarr.Array[Any]) -> Description:
     edges = _chunk_edges(metadata)
     regular = all(isinstance(edge, int) for edge in edges)
     separator, prefix = _key_encoding(metadata)
-    attrs = dict(metadata.attributes)
+    attrs = attributes(metadata)
     if v3:
         codecs = tuple(_as_dict(codec.to_dict()) for codec in metadata.codecs)
     else:
@@ -129,6 +131,14 @@ def describe(array: zarr.Array[Any]) -> Description:
         dims=_dims(metadata, attrs),
         attrs=attrs,
     )
+
+
+def attributes(metadata: Any) -> dict[str, Any]:
+    """User attributes of an array or group; zarr-python does not look at what they are."""
+    found = metadata.attributes
+    if not isinstance(found, Mapping):
+        raise UnsupportedArrayError(f"the attributes are no JSON object but a {type(found).__name__}")
+    return dict(found)
 
 
 def _as_dict(codec: Any) -> Mapping[str, Any]:

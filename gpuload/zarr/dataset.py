@@ -33,7 +33,7 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         self._source = source
         self._zarr = group
         self.name = source.path
-        self.attrs: Mapping[str, Any] = dict(group.metadata.attributes)
+        self.attrs: Mapping[str, Any] = _compat.attributes(group.metadata)
 
     @property
     def device(self) -> str:

@@ -99,8 +99,10 @@ def layout_of(description: Description) -> Layout:
     Raises
     ------
     UnsupportedArrayError
-        A codec that is not installed; names it.
+        A codec that is not installed; names it. Chunks without extent where there are elements.
     """
+    if any(edge == 0 and n for edge, n in zip(description.chunk_edges, description.shape, strict=True)):
+        raise UnsupportedArrayError(f"chunks {description.chunks} of an array of shape {description.shape}")
     keys = key_function(description)
     regular = all(isinstance(edge, int) for edge in description.chunk_edges)
     chain = _understand(description)

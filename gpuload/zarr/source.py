@@ -67,7 +67,7 @@ class Source:
         """
         try:
             return _compat.open_node(self.store, self.path, self.zarr_format)
-        except GpuloadError:
+        except (GpuloadError, MemoryError):
             raise
         except FileNotFoundError as error:
             raise NotZarrError(f"{self!r} holds neither a zarr array nor a group") from error

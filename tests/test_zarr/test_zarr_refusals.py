@@ -347,6 +347,30 @@ def test_an_unknown_codec_or_dtype(tmp_path: Path, changes: dict[str, Any], name
         gpuload.open(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"attributes": [1]}, "attributes"),
+        ({"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 4]}}}, "chunks"),
+    ],
+)
+def test_metadata_that_zarr_does_not_check(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
+    write(tmp_path / "a", "raw")
+    edit(tmp_path / "a", **changes)
+    with pytest.raises(UnsupportedArrayError, match=name):
+        gpuload.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("length", [2**62, 2**70])
+def test_more_elements_than_memory_has_addresses(tmp_path: Path, length: int) -> None:
+    write(tmp_path / "a", "raw")
+    edit(tmp_path / "a", shape=[length, 4])
+    array = gpuload.open(tmp_path / "a", device="cpu")
+    with pytest.raises(MemoryError):
+        array[...]
+    assert np.array_equal(array[:2], DATA[:2])
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/a.zarr", "https://host/a.zarr", "simplecache::s3://b/a", "file://host/a"])
 def test_what_is_not_local(url: str) -> None:
     with pytest.raises(NotLocalError, match=url.split(":", maxsplit=1)[0]) as caught:
