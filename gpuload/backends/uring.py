@@ -55,7 +55,7 @@ def availability() -> Availability:
     return Availability()
 
 
-def _ring(entries: int) -> Ring:
+def make_ring(entries: int) -> Ring:
     """A ring to whose completions workers post themselves; through the thread that waits they take a third longer.
 
     Elsewhere than on x86 their order in memory would be in doubt then.
@@ -92,7 +92,7 @@ class UringBackend:
         if mode not in _MODES:
             raise ConfigError(f"uring.mode = {mode!r} is none of {', '.join(_MODES)}")
         slots = max(LANES, min(slots, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-        self.ring = _ring(entries)
+        self.ring = make_ring(entries)
         self.chains = max(16, os.cpu_count() or 1)
         try:
             self.ring.register_files(slots)

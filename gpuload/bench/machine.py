@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuload.backends import registry
+from gpuload.backends.uring import make_ring
 from gpuload.bench.contenders import Contender
-from gpuload.bindings.uring import Ring
 from gpuload.config import config
 from gpuload.errors import BackendUnavailableError, RegistrationError
 from gpuload.files.geometry import geometry
@@ -34,7 +34,7 @@ def ring() -> str:
     """The set-up of a ring as gpuload makes it, or why there is none."""
     entries = int(config.get("uring.entries"))
     try:
-        with Ring(entries, 4 * entries) as made:
+        with make_ring(entries) as made:
             return made.describe()
     except (BackendUnavailableError, RegistrationError) as error:
         return f"no ring: {error}"

@@ -130,9 +130,9 @@ class GpuDevice(Device):
         return isinstance(array, self.xp.ndarray) and array.device.id == self.index
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Page-lock host memory for copies to every device; CuPy's ROCm wheel has no call for it, copies work without."""
+        """Page-lock host memory for copies to every device."""
         if self.xp.cuda.runtime.is_hip:
-            return
+            return  # CuPy's ROCm wheel has no call for it; copies work without, only slower
         with self.handle:
             self.xp.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: portable, every context sees it as pinned
 

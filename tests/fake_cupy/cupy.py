@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def reset():
         pinned.clear()
         log.clear()
         refuse.clear()
-        Stream.all[:] = [null for null in Stream.nulls.values()]
+        Stream.all[:] = list(Stream.nulls.values())
 
 
 def _may_fail(what, error):
@@ -61,8 +62,8 @@ def check_freed():
 
 
 class Stream:
-    all = []
-    nulls = {}
+    all: ClassVar = []
+    nulls: ClassVar = {}
 
     def __init__(self, non_blocking=False):
         self.device_id = _device()
@@ -196,7 +197,7 @@ def _bytes_at(low, high):
     raise CUDARuntimeError(f"illegal address {low:#x}:{high:#x}")
 
 
-class ndarray:  # noqa: N801
+class ndarray:
     def __init__(self, host, memory):
         self.host, self.memory = host, memory
         self.shape, self.dtype, self.strides, self.size = host.shape, host.dtype, host.strides, host.size
@@ -284,7 +285,7 @@ def _memcpy(target, source, nbytes, kind, pointer):
     stream.enqueue("copy", lambda: room.__setitem__(slice(target - base, target - base + nbytes), host))
 
 
-def _Host(address, nbytes):  # noqa: N802
+def _Host(address, nbytes):
     holder = SimpleNamespace(__array_interface__={"data": (address, False), "shape": (nbytes,), "typestr": "|u1"})
     return np.asarray(holder)
 
@@ -361,11 +362,13 @@ cuda = SimpleNamespace(
     alloc_pinned_memory=_allocate,
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     runtime=SimpleNamespace(
+        is_hip=False,
         hostRegister=_register,
         hostUnregister=_unregister,
         memcpyAsync=_memcpy,
         getDeviceCount=_count,
         getDevice=_device,
         CUDARuntimeError=CUDARuntimeError,
+        is_hip=False,
     ),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from gpuload.bench import limits, machine
 from gpuload.bench.cases import KIB, MIB, Case, write
-from gpuload.bindings import uring
+from gpuload.backends import uring
 from gpuload.errors import BackendUnavailableError
 from gpuload.request import Reason
 
@@ -98,7 +98,7 @@ def test_why_there_is_no_ring_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise BackendUnavailableError("io_uring", Reason.SECCOMP, "a filter")
 
-    assert machine.Ring is uring.Ring
-    monkeypatch.setattr(machine, "Ring", refuse)
+    assert machine.make_ring is uring.make_ring
+    monkeypatch.setattr(machine, "make_ring", refuse)
     assert machine.ring().startswith("no ring: ")
     assert "seccomp" in machine.ring()
