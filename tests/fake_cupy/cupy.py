@@ -369,6 +369,5 @@ cuda = SimpleNamespace(
         getDeviceCount=_count,
         getDevice=_device,
         CUDARuntimeError=CUDARuntimeError,
-        is_hip=False,
     ),
 )

@@ -5,6 +5,7 @@ What it proves is logic: who waits for whom, what lies where. That kernels compi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -134,6 +135,9 @@ def test_what_the_caller_queued_before_happens_before(gpu: ModuleType, stored: M
     out = gpu.empty((32, 32), array.dtype)
     out[...] = 7
     read(gpu, array, ..., out)
+    gpu_device = device.of(out)
+    assert isinstance(gpu_device, device.GpuDevice)
+    gpu_device.stream.synchronize()  # streams that do not wait for each other may run in this order, too
     assert out.get().tobytes() == array.full.tobytes()
 
 
@@ -213,6 +217,46 @@ def test_after_a_bad_chunk_nothing_is_written_any_more(
             read(gpu, array)
     path.write_bytes(content)
     assert read(gpu, array).get().tobytes() == array.full.tobytes()
+
+
+@pytest.mark.usefixtures("tight")
+def test_a_destination_that_is_freed_after_an_error_is_not_written_to(fake_cupy: ModuleType, stored: Make) -> None:
+    array = stored(random((64, 4096), "<i4"), (8, 1024))
+    out = fake_cupy.empty((64, 4096), array.dtype)
+    allocation = out.memory.allocation
+    fake_cupy.refuse["memcpy"] = 3
+    with pytest.raises(fake_cupy.cuda.runtime.CUDARuntimeError):
+        read(fake_cupy, array, ..., out)
+    del out
+    for _ in range(2):
+        transfer.io_thread().call(lambda: None)  # it looks what copies are done, and lets go of their job
+    gc.collect()  # what the traceback held
+    fake_cupy.cuda.get_current_stream().synchronize()
+    assert not allocation.live
+    for stream in fake_cupy.Stream.all:
+        stream.synchronize()
+    assert (allocation.bytes == fake_cupy.FREED).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks", "selection", "room"),
+    [
+        ("raw", (4, 16), (slice(None), slice(0, 16)), (slice(None), slice(1, 17))),  # the destination itself
+        ("raw", (1, 16), (slice(None), slice(0, 16)), (slice(None), slice(0, 16))),  # where pieces go
+        ("raw", (4, 16), (slice(None), slice(0, 16)), (slice(None), slice(0, 16))),  # its strides
+        ("zlib", (1, 48), (slice(None), slice(8, 24)), (slice(None), slice(16, 32))),  # where they come from
+        ("raw", (4, 24), (slice(None), slice(0, 16)), (slice(None), slice(16, 32))),  # the strides there
+        ("raw", (4, 12), (slice(None), slice(0, 12)), (slice(None), slice(16, 28))),  # the length of a row
+    ],
+)
+@pytest.mark.parametrize("width", [40, 48])
+def test_units_are_no_wider_than_all_addresses_allow(
+    gpu: ModuleType, stored: Make, kind: str, chunks: tuple[int, int], selection: Any, room: Any, width: int
+) -> None:
+    array = stored(random((8, 48), "i1"), chunks, kind=kind)
+    out = gpu.empty((8, width), "i1")[room]
+    read(gpu, array, selection, out)
+    assert out.get().tobytes() == expected(array, selection).tobytes()
 
 
 def test_slabs_are_pinned_once_and_unpinned_at_the_end(gpu: ModuleType, stored: Make) -> None:
