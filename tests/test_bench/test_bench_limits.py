@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuload.backends import uring
 from gpuload.bench import limits, machine
 from gpuload.bench.cases import KIB, MIB, Case, write
-from gpuload.backends import uring
 from gpuload.errors import BackendUnavailableError
 from gpuload.request import Reason
 
