@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -59,12 +60,14 @@ def forced_backend(name: str | None) -> Iterator[None]:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Turn what gpuload refuses, and memory that is not there, into one line on stderr and exit code 1."""
+    """Turn what gpuload refuses, and memory or room on a disk that is not there, into one line and exit code 1."""
     try:
         yield
-    except (GpuloadError, MemoryError) as error:
+    except (GpuloadError, MemoryError, OSError) as error:
+        if getattr(error, "errno", None) == errno.EPIPE:  # whoever was to read the output has gone: nothing to say
+            raise
         text = str(error)
-        if isinstance(error, FileNotFoundError) and error.strerror:
+        if isinstance(error, FileNotFoundError) and error.strerror and error.filename:
             text = f"{error.strerror}: {error.filename!r}"  # without the number that Python puts in front
         raise click.ClickException(" ".join(text.split()) or type(error).__name__) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -216,3 +217,40 @@ def test_the_demo_says_what_it_kept(tmp_path: Path) -> None:
     done = run("demo", "--dir", tmp_path, "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"kept: {tmp_path / 'uncompressed.zarr'}, {tmp_path / 'zstd.zarr'}"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_written_ends_as_one_line_with_1(store: Path, options: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuload", "read", store, "--array", "air", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_to_read_the_output_is_no_traceback(store: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuload", "read", store, "--array", "air"], stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_working_directory_that_is_gone_ends_as_one_line_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = run("read", "relative.zarr")
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
