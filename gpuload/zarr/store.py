@@ -149,24 +149,24 @@ class DeviceStore(LocalStore):
         if not self._is_open:
             await self._open()
         self._check_writable()
-        await asyncio.to_thread(self._contain, key)
+        await asyncio.to_thread(self._contain_file, key)
         await super()._set(key, value, exclusive)
 
     def set_sync(self, key: str, value: Buffer) -> None:
         self._ensure_open_sync()
         self._check_writable()
-        self._contain(key)
+        self._contain_file(key)
         super().set_sync(key, value)
 
     async def delete(self, key: str) -> None:
         self._check_writable()
-        await asyncio.to_thread(self._contain, key)
+        await asyncio.to_thread(self._contain_file, key)
         await super().delete(key)
 
     def delete_sync(self, key: str) -> None:
         self._ensure_open_sync()
         self._check_writable()
-        self._contain(key)
+        self._contain_file(key)
         super().delete_sync(key)
 
     async def delete_dir(self, prefix: str) -> None:
@@ -183,6 +183,12 @@ class DeviceStore(LocalStore):
         await asyncio.to_thread(self._contain, prefix)
         async for name in super().list_dir(prefix):
             yield name
+
+    def _contain_file(self, key: str) -> None:
+        """`_contain`, for what names one file: to zarr-python nothing names the root, which it replaces or deletes."""
+        if not key.strip("/") or "\0" in key:
+            raise EscapesStoreError(f"the key {key!r} names no file of the store at '{self.root}'")
+        self._contain(key)
 
     def _contain(self, key: str) -> None:
         """Raise unless `key`, and whatever is there of its path, is inside the root."""

@@ -161,6 +161,21 @@ def test_listing_and_writing_never_leave_the_root(store: DeviceStore, tmp_path: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("key", ["", "/", "a\0b"])
+def test_what_names_no_file_is_neither_written_nor_deleted(store: DeviceStore, key: str) -> None:
+    value = default_buffer_prototype().buffer.from_bytes(b"x")
+    before = sorted(store.root.rglob("*"))
+    for change in (store.set(key, value), store.set_if_not_exists(key, value), store.delete(key)):
+        with pytest.raises(EscapesStoreError):
+            asyncio.run(change)
+    for change_now in ("set_sync", "delete_sync"):
+        if hasattr(zarr.storage.LocalStore, change_now):
+            with pytest.raises(EscapesStoreError):
+                getattr(store, change_now)(*((key, value) if change_now == "set_sync" else (key,)))
+    assert store.root.is_dir()
+    assert sorted(store.root.rglob("*")) == before
+
+
 def test_zarr_reads_an_array_through_the_store(tmp_path: Path, served: list[str]) -> None:
     data = np.arange(60, dtype="f4").reshape(6, 10)
     zarr.create_array(str(tmp_path / "a.zarr"), data=data, chunks=(2, 5), shards=(4, 10))
