@@ -1,4 +1,4 @@
-"""What this process may lock, read from its limits and from ``/proc/self/status``."""
+"""What this process may lock, and what its memory is made of, read from its limits and from ``/proc/self``."""
 
 from __future__ import annotations
 
@@ -26,3 +26,26 @@ def process_status(field: str) -> str | None:
     except OSError:
         pass
     return None
+
+
+# Shared memory without a file on a disk: the kernel pins it like any other.
+_SHARED_MEMORY = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage")
+
+
+def file_mappings() -> list[tuple[int, int, str]]:
+    """(start, stop, path) of every shared mapping of a file of a disk.
+
+    The kernel pins no such memory: it would be written back behind the owner's back.
+    """
+    found = []
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+            for line in lines:
+                fields = line.rstrip("\n").split(maxsplit=5)
+                if len(fields) == 6 and fields[1][3] == "s" and fields[5].startswith("/"):
+                    start, _, stop = fields[0].partition("-")
+                    if not fields[5].startswith(_SHARED_MEMORY):
+                        found.append((int(start, 16), int(stop, 16), fields[5]))
+    except OSError:  # no /proc here: the kernel will say it
+        pass
+    return found

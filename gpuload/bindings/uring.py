@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.limits import memlock_limit
+from gpuload.bindings.limits import file_mappings, memlock_limit
 from gpuload.bindings.syscalls import AT_FDCWD, OPEN_HOW
 from gpuload.bindings.uring_abi import Rows
 from gpuload.bindings.uring_queues import Queues
@@ -83,8 +83,8 @@ class Ring(Queues):
         Raises
         ------
         RegistrationError
-            Too many, empty or too large (before any call); over the memlock limit (`reason` ``memlock``); memory of
-            a file or unmapped.
+            Too many, empty or too large, or memory of a file (before any call); over the memlock limit (`reason`
+            ``memlock``); unmapped or read-only.
         BackendError
             Reads are in flight, or buffers are registered already.
         """
@@ -98,6 +98,10 @@ class Ring(Queues):
                 raise RegistrationError(
                     f"buffer {i} has {nbytes} bytes: 1 to {abi.MAX_BUFFER_BYTES} (1 GiB) can be registered"
                 )
+        for start, stop, file in file_mappings():
+            for i, (address, nbytes) in enumerate(buffers):
+                if start < address + nbytes and address < stop:
+                    raise RegistrationError(f"buffer {i} is memory of a file, {file!r}, which cannot be pinned")
         vector = np.array(buffers, np.uint64).reshape(-1, 2)
         try:
             self._register(abi.REGISTER_BUFFERS, vector.ctypes.data, len(vector))

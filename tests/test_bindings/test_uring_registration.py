@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuload.bindings import uring
 from gpuload.bindings import uring_abi as abi
 from gpuload.bindings.syscalls import map_anonymous
 from gpuload.bindings.uring import Ring
@@ -76,16 +77,29 @@ def file_system(path):
     return best[1]
 
 
-def test_file_backed_memory_is_refused(ring, tmp_path):
+@pytest.mark.parametrize("asked", [True, False], ids=["before the call", "by the kernel"])
+def test_file_backed_memory_is_refused(ring, tmp_path, monkeypatch, asked):
+    if not asked:  # as where there is no /proc
+        monkeypatch.setattr(uring, "file_mappings", list)
     folder = tmp_path if file_system(tmp_path) not in ("tmpfs", "ramfs") else os.getcwd()
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.truncate(1 << 20)
         with mmap.mmap(file.fileno(), 1 << 20, flags=mmap.MAP_SHARED) as mapped:
             address = np.frombuffer(mapped, np.uint8).ctypes.data
             with pytest.raises(RegistrationError, match="memory of a file") as caught:
                 ring.register_buffers([(address, 1 << 20)])
-    assert caught.value.__cause__.errno == errno.EFAULT
     assert caught.value.reason is None
+    if asked:
+        assert caught.value.__cause__ is None
+        assert file.name in str(caught.value)
+    else:
+        assert caught.value.__cause__.errno == errno.EFAULT
+
+
+def test_shared_memory_without_a_file_is_registered(ring):
+    with mmap.mmap(-1, 1 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) as mapped:
+        ring.register_buffers([(np.frombuffer(mapped, np.uint8).ctypes.data, 1 << 20)])
+        ring.unregister_buffers()
 
 
 def test_unmapped_memory_is_refused(ring):
