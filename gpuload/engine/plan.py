@@ -131,7 +131,8 @@ class Plan:
         else:
             self.file_offset = request.offset[chunk]
             self.open_ended = bool(len(size)) and int(size[0]) < 0
-            self.want = np.full(live, request.decoder.capacity, np.int64) if self.open_ended else size
+            # One byte more than is expected shows, by not being there, that a chunk of just that size has ended.
+            self.want = np.full(live, request.decoder.capacity + 1, np.int64) if self.open_ended else size
         whole = request.whole and not self.open_ended
         at_end = (self.file_offset + self.want == size) if whole else np.zeros(live, bool)
         self.surplus = at_end.astype(np.int64)

@@ -19,9 +19,10 @@ from gpuload.backends import registry
 from gpuload.backends.base import Batch
 from gpuload.config import config, flag, integer
 from gpuload.engine.decode import decode, decode_chunk
+from gpuload.engine.job import Job, missing_pieces, place
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
-from gpuload.engine.transfer import IoThread, Job, io_thread, missing_pieces, place
+from gpuload.engine.transfer import IoThread, io_thread
 from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError
 from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle

@@ -16,6 +16,7 @@ import pytest
 from gpuload import config
 from gpuload.bindings import uring_abi as abi
 from gpuload.engine import reader, transfer
+from gpuload.engine.job import Job
 from gpuload.engine.scatter import HostSink
 from gpuload.errors import ChunkReadError, TransportError
 
@@ -287,7 +288,7 @@ def test_a_stopped_thread_refuses_and_the_next_read_starts_another(stored: Any, 
         io.call(lambda: None)
     request, _ = array.request()
     plan = reader.Plan(request, batch_bytes=1 << 20, piece_bytes=1 << 20, max_files=4)
-    job = transfer.Job(plan, reader.registry.choose(backend), HostSink(plan))
+    job = Job(plan, reader.registry.choose(backend), HostSink(plan))
     with pytest.raises(TransportError, match="it was stopped"):
         reader._run(io, job)
     array.check()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpuload import config
-from gpuload.engine import reader, transfer
+from gpuload.engine import job, reader, transfer
 from gpuload.engine.scatter import HostSink
 
 CALLERS = {
@@ -26,8 +26,8 @@ CALLERS = {
         transfer.IoThread.submit,
         transfer.IoThread.give,
         transfer.IoThread.give_all,
-        transfer.place,
-        transfer.missing_pieces,
+        job.place,
+        job.missing_pieces,
         HostSink.place,
     )
     for code in [function.__code__]
