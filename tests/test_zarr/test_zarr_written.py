@@ -415,3 +415,13 @@ def test_any_array(data: st.DataObject, options: dict[str, Any], same: Same, sel
         for _ in range(4):
             selection = data.draw(selections(shape))
             assert same(read[selection], np.asarray(right[selection], right.dtype))  # type: ignore[index]
+
+
+def test_a_chunk_of_just_the_expected_size_is_read_once(tmp_path: Path) -> None:
+    data = np.arange(64, dtype="<i4").reshape(8, 8)
+    zarr.create_array(tmp_path / "a", data=data, chunks=(4, 4), compressors=zarr.codecs.Crc32cCodec())
+    array = gpuload.open(tmp_path / "a", device="cpu")
+    with gpuload.trace() as trace:
+        assert np.array_equal(array[...], data)
+    served = trace.summary().to_dict()
+    assert (served["requests"], served["moved"]) == (4, 4 * (64 + 4))
