@@ -25,7 +25,7 @@ settings.load_profile("default")
 @pytest.fixture
 def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """`tests/fake_cupy` in place of CuPy, with two devices, for the time of a test; its I/O thread is ended with it."""
-    from gpuload.engine import scatter, transfer
+    from gpuload.engine import reader, scatter, transfer
     from gpuload.memory import device
 
     path = Path(__file__).parent / "fake_cupy" / "cupy.py"
@@ -43,6 +43,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     specification.loader.exec_module(module)
     yield module
     transfer.stop()
+    reader.handle_cache().clear()  # the files of hundreds of tests need not stay open
     module.check_freed()
     assert module.pinned == {}
     for clear in caches:

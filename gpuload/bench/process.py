@@ -104,7 +104,9 @@ class Worker:
             self._process.stdin.write(json.dumps(task).encode() + b"\n")
         except BrokenPipeError:
             pass  # its last words say more
-        if not select.select([self._process.stdout], [], [], self.patience)[0]:
+        heard = select.poll()  # select() knows no descriptor beyond 1023
+        heard.register(self._process.stdout, select.POLLIN)
+        if not heard.poll(self.patience * 1000):
             self._process.kill()
             return self._failed(f"no answer in {self.patience:.0f} s")
         line = self._process.stdout.readline()
