@@ -4,9 +4,10 @@ A chain is a run of submissions of which each starts when the one before it has 
 workers keep them all busy, and nobody has to be woken in between: on a machine whose Python is busy that is what keeps
 reads going.
 
-An open is linked softly, a read firmly: where an open fails the rest of its chain is cancelled, so that no read can
-meet a slot whose own open failed; a read that comes short, as every read does that proves the size of its file, holds
-up nothing.
+Behind each open comes a check that what was opened is no pipe, which would hand out its bytes once, and wait for more.
+Opens and checks are linked softly, reads firmly: where an open or a check fails the rest of its chain is cancelled, so
+that no read can meet a slot whose own open failed; a read that comes short, as every read does that proves the size of
+its file, holds up nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Weave:
     read_at
         int64 (rows,): place of each read.
     open_at
-        int64 (files,): place of the open of each file, before its reads; empty where the files are open already.
+        int64 (files,): place of the open of each file; its check is at the next, then come its reads. Empty where the
+        files are open already.
     last
         int64: places where a chain ends.
     """
@@ -39,7 +41,7 @@ class Weave:
     last: Int64
 
     def __len__(self) -> int:
-        return len(self.read_at) + len(self.open_at)
+        return len(self.read_at) + 2 * len(self.open_at)
 
 
 def weave(file: Int64, files: int, chains: int, *, opened: bool) -> Weave:
@@ -76,12 +78,12 @@ def _paired(files: int, chains: int) -> Weave:
 
 def _woven(file: Int64, files: int, chains: int) -> Weave:
     reads = np.bincount(file, minlength=files)
-    open_at, last = _deal(reads + 1, chains)
+    open_at, last = _deal(reads + 2, chains)
     order = np.argsort(file, kind="stable")
     sorted_file = file[order]
     within = np.arange(len(file)) - (np.cumsum(reads) - reads)[sorted_file]
     read_at = np.empty(len(file), np.int64)
-    read_at[order] = open_at[sorted_file] + 1 + within
+    read_at[order] = open_at[sorted_file] + 2 + within
     return Weave(read_at, open_at, last)
 
 

@@ -22,7 +22,8 @@ from gpuload.request import Int64
 ROW = 0xFFFFFFFF
 OPEN = 1 << 40  # an open
 CHAIN = 1 << 41  # part of a chain
-CANCEL = 1 << 42  # a wish to cancel
+CHECK = 1 << 42  # a look at what was opened
+CANCEL = 1 << 43  # a wish to cancel
 RETRY = (errno.EAGAIN, errno.EINTR, errno.ECANCELED)
 ASYNC_FROM = 32 << 10  # smaller reads are cheaper inline than the waking of a worker
 _OPAQUE = np.dtype(f"V{abi.SQE.itemsize}")
@@ -84,6 +85,21 @@ class Lane:
         data = files + (OPEN | self.mark)
         return abi.openat2_rows(root.fd, self.names[files], how, self.first + files, data)
 
+    def check_rows(self, files: Int64) -> Rows:
+        """Looks at what these files are, to follow their opens."""
+        return abi.fadvise_rows(self.first + files, files + (OPEN | CHECK | self.mark))
+
+    def opening_rows(self, files: Int64, *, checked: bool) -> Rows:
+        """Opens of these files, each with its check linked behind it."""
+        opens = self.open_rows(files)
+        if not checked:
+            return opens
+        opens["flags"] |= abi.IOSQE_IO_LINK
+        rows: Rows = np.empty(2 * len(files), abi.SQE)
+        whole = rows.view(_OPAQUE)
+        whole[0::2], whole[1::2] = opens.view(_OPAQUE), self.check_rows(files).view(_OPAQUE)
+        return rows
+
     def read_rows(self, flags: int) -> Rows:
         """Reads of all rows, from where they are."""
         batch = self.batch
@@ -119,14 +135,15 @@ class Lane:
         )
 
     def chain_rows(self, order: Weave) -> Rows:
-        """Everything, in chains: opens linked softly, reads firmly."""
+        """Everything, in chains: opens and checks linked softly, reads firmly."""
         rows: Rows = np.empty(len(order), abi.SQE)
         whole = rows.view(_OPAQUE)  # NumPy would move a row field by field
         whole[order.read_at] = self.read_rows(abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
         if len(order.open_at):
-            opens = self.open_rows(np.arange(len(order.open_at), dtype=np.int64))
-            opens["flags"] |= abi.IOSQE_IO_LINK
-            whole[order.open_at] = opens.view(_OPAQUE)
+            files = np.arange(len(order.open_at), dtype=np.int64)
+            for at, what in ((0, self.open_rows(files)), (1, self.check_rows(files))):
+                what["flags"] |= abi.IOSQE_IO_LINK
+                whole[order.open_at + at] = what.view(_OPAQUE)
         rows["flags"][order.last] &= ~np.uint8(abi.IOSQE_IO_LINK | abi.IOSQE_IO_HARDLINK)
         return rows
 

@@ -13,6 +13,7 @@ failed, or came short, goes through the window.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import platform
@@ -24,7 +25,7 @@ import numpy as np
 
 from gpuload.backends.base import Availability, Batch
 from gpuload.backends.chains import weave
-from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, OPEN, RETRY, ROW, Lane
+from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, CHECK, OPEN, RETRY, ROW, Lane
 from gpuload.bindings import uring_abi as abi
 from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
@@ -100,6 +101,8 @@ class UringBackend:
             self.ring.close()
             raise
         self.files_per_batch = slots // LANES
+        # What follows an open in a chain looks its slot up when it starts, not when it is submitted (5.17).
+        self.linked = abi.Feature.LINKED_FILE in self.ring.features
         self.window, self.mode = window or WINDOW, mode
         self.declined: dict[str, Reason] = {}
         self._slabs: list[Slab] = []
@@ -184,8 +187,9 @@ class UringBackend:
             self.ring.check_ranges(batch.block.buffer, batch.block.address, batch.block.nbytes)
 
     def _open(self, lane: Lane, files: Int64) -> None:
-        lane.opening += len(files)
-        self._opens.append(lane.open_rows(files))
+        rows = lane.opening_rows(files, checked=self.linked)
+        lane.opening += len(rows)
+        self._opens.append(rows)
 
     def _queue_reads(self, lane: Lane) -> None:
         """Every file is open or known to be missing: the reads may go."""
@@ -224,10 +228,8 @@ class UringBackend:
             return False
         if self.mode == "auto" and not (batch.dense and ASYNC_FROM <= int(batch.ask.max()) <= CHAIN_UP_TO):
             return False
-        # The read behind an open looks its slot up when it starts, not when it is submitted, since 5.17.
         opens = 0 if batch.handles is not None else len(batch.keys)
-        linked = not opens or abi.Feature.LINKED_FILE in self.ring.features
-        return linked and len(batch) + opens <= self.ring.sq_entries
+        return (self.linked or not opens) and len(batch) + 2 * opens <= self.ring.sq_entries
 
     def _begin_chains(self, lane: Lane) -> None:
         batch = lane.batch
@@ -253,15 +255,24 @@ class UringBackend:
                 what, answer = data[mine], result[mine]
             lane.stirred = now
             lane.left -= len(what)
-            opens = (what & OPEN) != 0
             assert lane.opened is not None
-            lane.opened[what[opens] & ROW] = answer[opens]
-            reads = what[~opens] & ROW
-            lane.batch.got[reads] = answer[~opens]
-            lane.batch.completed[reads] = now
+            reads = (what & OPEN) == 0
+            rows = what[reads] & ROW
+            lane.batch.got[rows] = answer[reads]
+            lane.batch.completed[rows] = now
+            bad = ~reads & (answer < 0)
+            if bad.any():
+                self._opens_failed(lane.opened, what[bad], answer[bad])
             if not lane.left:
                 del self._chained[i]
                 self._chains_ended(lane)
+
+    def _opens_failed(self, opened: Int64, what: Int64, answer: Int64) -> None:
+        """Note what opens and checks answered that failed; a file that cannot be looked at is tried without a chain."""
+        checks = (what & CHECK) != 0
+        opened[what[~checks] & ROW] = answer[~checks]
+        meant = checks & (answer != -errno.ECANCELED)  # else it never ran: the open before it tells why
+        opened[what[meant] & ROW] = np.where(answer[meant] == -errno.ESPIPE, answer[meant], -errno.ECANCELED)
 
     def _chains_ended(self, lane: Lane) -> None:
         """All of a lane's chains have ended: it is done, or what was cancelled or came short is read once more."""
@@ -283,6 +294,7 @@ class UringBackend:
             self._finish(lane)
             return
         lane.rows = np.flatnonzero(short)
+        batch.completed[short] = 0
         lane.list_rows()
         if len(lost):
             self._open(lane, lost)
@@ -300,7 +312,7 @@ class UringBackend:
     def _step(self, timeout: float) -> None:
         while self._opens and self.ring.room:
             rows = self._opens[0]
-            pushed = self.ring.push(rows)
+            pushed = self.ring.push(rows[: self.ring.room & ~1])  # an open goes with its check
             if pushed < len(rows):
                 self._opens[0] = rows[pushed:]
                 break
@@ -385,8 +397,10 @@ class UringBackend:
             row = data & ROW
             if data >= OPEN:
                 lane.opening -= 1
-                if result < 0:
+                if result < 0 and not data & CHECK:
                     self._open_failed(lane, row, -result)
+                elif result == -errno.ESPIPE:
+                    lane.batch.fail_open(row, errno.ESPIPE)
                 if not lane.opening:
                     self._queue_reads(lane)
                 continue
@@ -415,6 +429,7 @@ class UringBackend:
         if result < 0 and -result not in RETRY:
             batch.fail_read(row, -result)
             return False
+        lane.completed[row] = 0.0
         self._reads.appendleft((lane, lane.rest_of(row)))
         return True
 

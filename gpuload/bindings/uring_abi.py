@@ -23,6 +23,7 @@ OP_POLL_ADD = 6
 OP_ASYNC_CANCEL = 14
 OP_CLOSE = 19
 OP_READ = 22
+OP_FADVISE = 24
 OP_OPENAT2 = 28
 
 IOSQE_FIXED_FILE = 1 << 0
@@ -189,6 +190,13 @@ def openat2_rows(
     rows = _rows(OP_OPENAT2, flags, user_data)
     rows["fd"], rows["addr"], rows["off"], rows["len"] = dir_fd, path_address, how_address, OPEN_HOW.itemsize
     rows["file_index"] = np.add(slot, 1)
+    return rows
+
+
+def fadvise_rows(slot: npt.ArrayLike, user_data: npt.ArrayLike, *, flags: npt.ArrayLike = 0) -> Rows:
+    """Rows that say of the files in slots what holds anyway (POSIX_FADV_NORMAL): -ESPIPE tells a pipe from a file."""
+    rows = _rows(OP_FADVISE, np.bitwise_or(flags, IOSQE_FIXED_FILE), user_data)
+    rows["fd"] = slot
     return rows
 
 

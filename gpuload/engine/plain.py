@@ -154,6 +154,8 @@ def _as_bytes(buf: Any) -> Any:
         array: npt.NDArray[np.uint8] = np.frombuffer(view.cast("B"), np.uint8)
         return array
     of(buf)  # names what it is when it is neither NumPy's nor CuPy's
+    if buf.dtype.hasobject:
+        raise DestinationError(f"an array of dtype {buf.dtype} holds references, which no bytes of a file can be")
     if not buf.flags.c_contiguous:
         raise DestinationError(f"an array of shape {buf.shape} and strides {buf.strides} is not C-contiguous")
     if isinstance(buf, np.ndarray):

@@ -256,7 +256,7 @@ def open_error(root: Root, key: str, number: int) -> Exception:
             pass
         if number == errno.EXDEV:
             return EscapesStoreError(f"the key {key!r} leaves the store at {root.path!r} by a link")
-    if number in (errno.ENXIO, errno.ENODEV, errno.EISDIR):
+    if number in (errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.ESPIPE):
         irregular = not_regular(root, key)
         if irregular is not None:
             return irregular
