@@ -263,7 +263,8 @@ def open_descriptors() -> list[str]:
             names.append(os.readlink(f"/proc/self/fd/{name}"))
         except FileNotFoundError:
             continue
-    return sorted(name for name in names if not name.endswith(f"/{os.getpid()}/fd"))
+    # Sockets are those of event loops that other tests left behind.
+    return sorted(name for name in names if not name.endswith(f"/{os.getpid()}/fd") and not name.startswith("socket:"))
 
 
 @pytest.fixture(scope="session")
