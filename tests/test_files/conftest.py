@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -75,10 +76,11 @@ def open_fds() -> Callable[[], set[int]]:
 
 @pytest.fixture
 def no_leak() -> Any:
-    """The test leaves as many descriptors open as it found."""
+    """The test leaves no descriptor open; what others left to the garbage collector is collected first."""
+    gc.collect()
     before = descriptors()
     yield before
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.fixture
