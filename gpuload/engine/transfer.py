@@ -17,6 +17,7 @@ import logging
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,8 @@ class IoThread:
         self._backends: dict[str, Backend] = {}
         self._prepared: dict[tuple[str, str], tuple[int, int]] = {}
         self._jobs: deque[Job] = deque()
-        self._copying: deque[tuple[Any, Block, Job]] = deque()  # (event, block): GPU work still reads the block
+        # GPU work still reads these blocks, until its event. A job, and the result it holds, may be gone by then.
+        self._copying: deque[tuple[Any, Block, weakref.ref[Job]]] = deque()
         self._told: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self._stop = False
         self.thread = threading.Thread(target=self._run, name="gpuload-io", daemon=True)
@@ -165,7 +167,7 @@ class IoThread:
         if event is None:
             self._release(job, block)
         else:
-            self._copying.append((event, block, job))
+            self._copying.append((event, block, weakref.ref(job)))
 
     def _all_taken_back(self, job: Job) -> None:
         for index in list(job.out):
@@ -305,17 +307,18 @@ class IoThread:
         if event is None:
             self._release(job, batch.block)
         else:
-            self._copying.append((event, batch.block, job))
+            self._copying.append((event, batch.block, weakref.ref(job)))
 
-    def _release(self, job: Job, block: Block) -> None:
-        job.lent -= 1
+    def _release(self, job: Job | None, block: Block) -> None:
+        if job is not None:
+            job.lent -= 1
         self.pool.give(block)
 
     def _reap_copies(self) -> bool:
         moved = False
         while self._copying and self._copying[0][0].done:
             _, block, job = self._copying.popleft()
-            self._release(job, block)
+            self._release(job(), block)
             moved = True
         return moved
 
@@ -343,9 +346,9 @@ class IoThread:
                 backend.close()
             except Exception:
                 _log.exception("closing the backend %s failed", backend.name)
-        for event, block, job in self._copying:
+        for event, block, late in self._copying:
             event.synchronize()
-            self._release(job, block)
+            self._release(late(), block)
         self._copying.clear()
         self._stop = True
         self.dead = failure
