@@ -6,6 +6,7 @@ What it proves is logic: who waits for whom, what lies where. That kernels compi
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -158,6 +159,17 @@ def test_nothing_waits_on_the_host(fake_cupy: ModuleType, stored: Make) -> None:
     assert [what for _, what in fake_cupy.log if what in ("copy", "kernel")] == []
     assert out.get().tobytes() == array.full.tobytes()
     assert [what for _, what in fake_cupy.log if what in ("copy", "kernel")] == ["copy", "kernel", "kernel"]
+
+
+def test_a_result_lives_no_longer_than_its_owner_wants(fake_cupy: ModuleType, stored: Make) -> None:
+    """The last copies are still under way when the read returns; the I/O thread waits for them without it."""
+    array = stored(random((60, 44), "<i4"), (16, 12))
+    result = read(fake_cupy, array)
+    seen = weakref.ref(result)
+    transfer.io_thread().call(lambda: None)  # it has put down what it had in hand
+    del result
+    gc.collect()
+    assert seen() is None
 
 
 def test_another_device_than_the_current_one(gpu: ModuleType, stored: Make) -> None:
