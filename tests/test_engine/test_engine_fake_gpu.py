@@ -164,10 +164,11 @@ def test_nothing_waits_on_the_host(fake_cupy: ModuleType, stored: Make) -> None:
 def test_a_result_lives_no_longer_than_its_owner_wants(fake_cupy: ModuleType, stored: Make) -> None:
     """The last copies are still under way when the read returns; the I/O thread waits for them without it."""
     array = stored(random((60, 44), "<i4"), (16, 12))
-    result = read(fake_cupy, array)
-    seen = weakref.ref(result)
+    request, _ = array.request(..., fake_cupy.empty(array.shape, array.dtype))
+    reader.read(request)
+    seen = weakref.ref(request.out)
     transfer.io_thread().call(lambda: None)  # it has put down what it had in hand
-    del result
+    del request
     gc.collect()
     assert seen() is None
 
