@@ -1,8 +1,9 @@
 """io_uring: reads into registered buffers from registered files, kept rolling by one thread.
 
 Each batch has a lane, a run of slots in the ring's file table. Its files are opened straight into those slots (no
-descriptor, no close a file) or, when already open, put there; a read is submitted only after its own open succeeded,
-so that no read can meet the file that had its slot before. Slots are emptied when there is nothing left to read.
+descriptor, no close a file) or, when already open, put there. A read starts only after its own open succeeded and what
+was opened proved to be no pipe, so that no read can meet the file that had its slot before, or wait for a writer. Slots
+are emptied when there is nothing left to read.
 
 Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in
 one of two ways. Long reads go through a rolling window: fewer in flight than queued, new ones as old ones complete (all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
 from types import ModuleType
@@ -40,7 +41,7 @@ def check_process(name: str) -> None:
         )
 
 
-class Device:
+class Device(ABC):
     """Where a result is made.
 
     Attributes
@@ -57,17 +58,17 @@ class Device:
     is_host: bool
     xp: ModuleType
 
+    @abstractmethod
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
         """An uninitialised array of `shape` and `dtype` on this device, from the current allocator and stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def holds(self, dtype: np.dtype[Any]) -> bool:
         """Whether an array on this device can have `dtype` (a device holds native bool, integer, float, complex)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def owns(self, array: Any) -> bool:
         """Whether `array` lives on this device."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<gpuload device {self.name!r}>"
