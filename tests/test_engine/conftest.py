@@ -276,11 +276,14 @@ def descriptors() -> Callable[[], list[str]]:
 def python() -> Callable[..., str]:
     """Runs a script in a process of its own, which must succeed and say nothing on stderr; returns what it printed."""
 
-    def call(script: str, *arguments: Any, returncode: int = 0, **environment: str) -> str:
+    def call(script: str, *arguments: Any, returncode: int = 0, other_user: bool = False, **environment: str) -> str:
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+        if other_user:  # who may not write what coverage measures in this user's folder
+            variables = {name: value for name, value in variables.items() if not name.startswith("COVERAGE_")}
         done = subprocess.run(
             [sys.executable, "-W", FORKS, "-c", PRELUDE + script, *map(str, arguments)],
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+            env=variables,
             capture_output=True,
             text=True,
             timeout=100,

@@ -113,7 +113,7 @@ plain = sum(n for (opcode, _), n in counts.items() if opcode == 22)
 print(repr((bites, backends, declined, slabs, fixed > 0, plain > 0)))
 """
     )
-    bites, backends, declined, slabs, fixed, plain = eval(python(script, reachable, limit))
+    bites, backends, declined, slabs, fixed, plain = eval(python(script, reachable, limit, other_user=True))
     if registry.available("io_uring").reason is not None:
         assert backends == {"posix"}
     elif limit == 0:

@@ -237,7 +237,7 @@ for backend in ("io_uring", "posix"):
             assert t.open_descriptors() == before
             print(backend, array.kind)
 """
-    printed = python(script, tmp_path)
+    printed = python(script, tmp_path, other_user=True)
     assert printed.split("\n") == [f"{b} {k}" for b in ("io_uring", "posix") for k in ("raw", "zlib", "shard")]
 
 
