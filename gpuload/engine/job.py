@@ -35,7 +35,7 @@ class Job:
     """
 
     def __init__(
-        self, plan: Plan, choice: registry.Choice, sink: Sink | None, *, inline: bool = False, nested: bool = False
+        self, plan: Plan, choice: registry.Choice, sink: Sink, *, inline: bool = False, nested: bool = False
     ) -> None:
         self.plan, self.choice, self.sink, self.inline, self.nested = plan, choice, sink, inline, nested
         self.ready: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -63,7 +63,6 @@ class Job:
 
 def place(job: Job, batch: Batch) -> Any:
     """Place a batch that was read (and decoded) with its job's sink; returns the event that frees its block or None."""
-    assert job.sink is not None
     part = job.parts.pop(batch.index)
     return job.sink.place(part, batch.block, missing_pieces(batch, part))
 

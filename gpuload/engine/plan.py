@@ -16,7 +16,7 @@ from gpuload.backends.base import Batch
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 from gpuload.memory.slabs import Block
-from gpuload.planning.batch import Batches, batch
+from gpuload.planning.batch import Batches, batch, parts
 from gpuload.planning.grid import Pieces
 from gpuload.planning.placement import collapse
 from gpuload.request import Int64, Reason
@@ -136,7 +136,7 @@ class Plan:
         whole = request.whole and not self.open_ended
         at_end = (self.file_offset + self.want == size) if whole else np.zeros(live, bool)
         self.surplus = at_end.astype(np.int64)
-        self.partial = not bool(at_end.all())
+        self.proving = whole and not bool(at_end.all())  # some file is read in part: its size is proved apart
         self.sizes = size if whole else np.full(live, -1, np.int64)
 
     def _pack(self, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
@@ -201,8 +201,7 @@ class Plan:
         data = (0, stored)
         if self.request.decoder is not None:
             data = (stored, stored + (last - first) * self.decoded_stride)
-        proving = self.request.whole and not self.open_ended and self.partial
-        proofs = _ALIGN * min(last - first, self.max_files) if proving else 0
+        proofs = _ALIGN * min(last - first, self.max_files) if self.proving else 0
         return Part(first, last, data[1] + _ALIGN + proofs, data, self.open_ended)
 
     def batch(self, index: int, part: Part, block: Block) -> Batch:
@@ -218,24 +217,20 @@ class Plan:
         piece = self._count[: b - a]
         ask, sizes = want + self.surplus[a:b], self.sizes[a:b]
         if request.decoder is not None and len(want) and int(want.max()) > self.piece_bytes:
-            count = np.maximum(1, -(-want // self.piece_bytes))
-            piece = np.repeat(piece, count)
-            step = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
-            skip = step * self.piece_bytes
-            last = step == count[piece] - 1
-            sizes = sizes[piece]
-            ask = np.minimum(want[piece] - skip, self.piece_bytes) + np.where(last, self.surplus[a:b][piece], 0)
-            want = np.minimum(want[piece] - skip, self.piece_bytes)
-            offset, address, file = offset[piece] + skip, address[piece] + skip, file[piece]
+            row, skip, length = parts(want, self.piece_bytes, least=1)
+            last = skip + length == want[row]
+            piece, sizes = row, sizes[row]
+            ask, want = length + np.where(last, self.surplus[a:b][row], 0), length
+            offset, address, file = offset[row] + skip, address[row] + skip, file[row]
         proofs_from = -1
-        if request.whole and not self.open_ended and handles is None and self.partial:
+        if self.proving and handles is None:
             # A file that is read in part: two bytes asked for at its last one must bring one.
             proved = np.zeros(len(keys), bool)
             proved[file[ask > want]] = True
             probe = np.flatnonzero(~proved)
             if len(probe):
                 proofs_from = len(want)
-                row = np.searchsorted(file, probe) if (np.diff(file) >= 0).all() else _first_rows(file, probe)
+                row = np.searchsorted(file, probe)
                 total = sizes[row]
                 one = np.ones(len(probe), np.int64)
                 scratch = block.address + part.data[1] + _ALIGN * np.arange(1, len(probe) + 1)
@@ -284,11 +279,6 @@ def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
         place_strides=(*pieces.place_strides, request.swap),
         lists=lists,
     )
-
-
-def _first_rows(file: Int64, wanted: Int64) -> Int64:
-    order = np.argsort(file, kind="stable")
-    return order[np.searchsorted(file[order], wanted)]
 
 
 def _round(size: Any) -> Any:

@@ -28,6 +28,7 @@ from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root, not_regular
 from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
+from gpuload.planning.batch import parts
 from gpuload.planning.grid import Pieces
 from gpuload.request import Int64
 
@@ -205,8 +206,6 @@ def _serve(io: IoThread, job: Job, wanted: bool) -> None:
 def _consume(job: Job, batch: Batch) -> Any:
     if job.plan.request.decoder is not None:
         _decode(job.plan, batch, job.parts[batch.index])
-    if job.sink is None:
-        return None
     return place(job, batch)
 
 
@@ -346,11 +345,7 @@ def read_ranges(
     ChunkSizeError
         A file ends before its range does.
     """
-    limit = integer("piece_bytes")
-    parts = -(-size // limit)
-    which = np.repeat(np.arange(len(size)), parts)
-    skip = (np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)) * limit
-    length = np.minimum(size[which] - skip, limit)
+    which, skip, length = parts(size, integer("piece_bytes"))
     step = int(out.strides[0])
     pieces = Pieces(
         chunks=np.arange(len(size), dtype=np.int64)[:, None],

@@ -55,7 +55,6 @@ class HostSink:
         low, high = np.lib.array_utils.byte_bounds(out) if out.size else (0, 0)
         self._base = out.__array_interface__["data"][0] - low
         self._out = _raw_bytes(out, low, high - low)
-        self._keep = out
         self._fill = np.frombuffer(plan.request.fill, self._type)[0] if plan.request.fill else None
         listed = plan.pieces.lists is not None
         self._gather = Gather(plan.pieces, self._type, self._out, self._base) if listed else None
@@ -195,7 +194,6 @@ class DeviceSink:
         self._to = request.out.data.ptr
         width, count, from_strides, to_strides = _widen(plan, self._to)
         self._k = count.shape[1]
-        self._width = width
         self._swap = int(bool(request.swap))
         source = np.concatenate((plan.source, np.zeros(len(pieces) - plan.live, np.int64)))
         lists = pieces.lists

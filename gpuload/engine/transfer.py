@@ -325,7 +325,7 @@ class IoThread:
     def _end(self, job: Job) -> None:
         """Nothing of the job is in the backend any more: tell what was served, then let the caller go."""
         try:
-            if job.inline and job.sink is not None:
+            if job.inline:
                 job.sink.finish()
             job.ledger.close()
         except Exception as error:

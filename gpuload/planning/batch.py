@@ -99,6 +99,20 @@ def batch(size: Int64, group: Int64, *, batch_bytes: int, max_groups: int, align
     return Batches(bounds, slab_offset, nbytes, held)
 
 
+def parts(size: Int64, limit: int, *, least: int = 0) -> tuple[Int64, Int64, Int64]:
+    """Divide ranges into parts of at most `limit` bytes, in order; an empty range has `least` of them.
+
+    Returns
+    -------
+    row, skip, length
+        int64: the range each part belongs to, the bytes of it before the part, and the part's own.
+    """
+    count = np.maximum(least, -(-size // limit))
+    row = np.repeat(np.arange(len(size)), count)
+    skip = (np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)) * limit
+    return row, skip, np.minimum(size[row] - skip, limit)
+
+
 def _exact_total(size: Int64, extra: int) -> int:
     return sum(map(int, size.tolist())) + extra
 

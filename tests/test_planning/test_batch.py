@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuload.planning.batch import batch
+from gpuload.planning.batch import batch, parts
 
 MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 PIECES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), max_size=40)
@@ -92,3 +92,15 @@ def test_one_large_piece_among_many_small_ones() -> None:
     batches = batch(size, np.arange(8), batch_bytes=2**70, max_groups=2**70, align=1, slack=0)
     assert batches.bounds.tolist() == [0, 8]
     assert batches.nbytes.tolist() == [2**61 + 7]
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 9), st.integers(0, 1))
+def test_parts_cover_each_range_in_order(sizes: list[int], limit: int, least: int) -> None:
+    row, skip, length = parts(np.array(sizes, np.int64), limit, least=least)
+    found = list(zip(row.tolist(), skip.tolist(), length.tolist(), strict=True))
+    expected = [
+        (i, start, min(limit, size - start))
+        for i, size in enumerate(sizes)
+        for start in (range(0, size, limit) if size else range(least))
+    ]
+    assert found == expected
