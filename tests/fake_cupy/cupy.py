@@ -36,6 +36,7 @@ def reset():
     with lock:
         for stream in list(Stream.all):
             stream.work.clear()
+            stream.ran = stream.put
         heap.clear()
         pinned.clear()
         log.clear()
@@ -69,6 +70,7 @@ class Stream:
         self.device_id = _device()
         self.work = deque()
         self.put = self.ran = 0
+        self.running = False
         self.ptr = len(Stream.all) + 1
         Stream.all.append(self)
 
@@ -81,11 +83,17 @@ class Stream:
 
     def run(self, until):
         with lock:
-            while self.ran < until:
-                what, function = self.work.popleft()
-                self.ran += 1
-                function()
-                log.append((self.ptr, what))
+            if self.running:  # a finalizer put work here while work runs: the loop below it takes that, too, in order
+                return
+            self.running = True
+            try:
+                while self.ran < (self.put if eager else until):
+                    what, function = self.work.popleft()
+                    self.ran += 1
+                    function()
+                    log.append((self.ptr, what))
+            finally:
+                self.running = False
 
     def synchronize(self):
         self.run(self.put)
