@@ -32,6 +32,7 @@ __all__ = [
     "ByteRequest",
     "Description",
     "LocalStore",
+    "Metadata",
     "Store",
     "buffer_of",
     "byte_range",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 Bytes = npt.NDArray[np.uint8]
+Metadata = Any  # ArrayV2Metadata | ArrayV3Metadata, whose attributes are not the same in all generations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +103,8 @@ class Description:
     attrs: Mapping[str, Any]
 
 
-def describe(array: zarr.Array[Any]) -> Description:
-    """What zarr-python says of `array`."""
-    metadata: Any = array.metadata
+def describe(metadata: Metadata) -> Description:
+    """What zarr-python understands of an array's `metadata`."""
     v3 = metadata.zarr_format == 3
     edges = _chunk_edges(metadata)
     regular = all(isinstance(edge, int) for edge in edges)
@@ -120,7 +121,7 @@ def describe(array: zarr.Array[Any]) -> Description:
         dtype=metadata.dtype.to_native_dtype(),
         fill=metadata.dtype.default_scalar() if fill is None else fill,
         chunk_edges=edges,
-        chunks=tuple(int(n) for n in array.chunks) if regular else None,
+        chunks=tuple(int(n) for n in metadata.chunks) if regular else None,
         shards=tuple(int(n) for n in metadata.shards) if regular and metadata.shards is not None else None,
         order="C" if v3 else metadata.order,
         codecs=codecs,
@@ -213,20 +214,19 @@ def child_names(group: zarr.Group, path: str) -> list[str]:
 
 
 def decode_chunks(
-    array: zarr.Array[Any], shapes: Sequence[tuple[int, ...]], encoded: Sequence[Bytes]
+    metadata: Metadata, shapes: Sequence[tuple[int, ...]], encoded: Sequence[Bytes]
 ) -> list[npt.NDArray[Any]]:
     """Decode whole chunks with zarr-python's own batched codec pipeline, on the host.
 
     Parameters
     ----------
-    array
-        Whose codecs to use.
+    metadata
+        Of the array whose codecs to use.
     shapes
         Of each chunk, as stored.
     encoded
         The bytes of each chunk.
     """
-    metadata: Any = array.metadata
     if metadata.zarr_format == 3:
         codecs = metadata.codecs
         order = "C"

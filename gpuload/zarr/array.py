@@ -54,9 +54,9 @@ class Array:
 
     def __init__(self, source: Source, array: zarr.Array[Any]) -> None:
         self._source = source
-        description = _compat.describe(array)
+        description = _compat.describe(array.metadata)
         self._layout = layout_of(description)
-        self._reader = Reader(self._layout, source, array)
+        self._reader = Reader(self._layout, source, array.metadata)
         self.name = source.path
         self.chunks = description.chunks
         self.shards = description.shards

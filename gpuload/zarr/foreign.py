@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
@@ -23,6 +22,7 @@ from gpuload.planning.axis import Axis, AxisIndices
 from gpuload.planning.selection import Selection
 from gpuload.request import Int64
 from gpuload.zarr import _compat
+from gpuload.zarr._compat import Metadata
 from gpuload.zarr.layout import Layout
 
 _WAVE_BYTES = 64 << 20  # of decoded chunks at once; a larger chunk is a wave of its own
@@ -39,9 +39,7 @@ class _Touched:
     place: slice | Int64
 
 
-def read_foreign(
-    array: zarr.Array[Any], layout: Layout, root: Root, prefix: str, selection: Selection, box: Any
-) -> None:
+def read_foreign(metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: Selection, box: Any) -> None:
     """Read `selection` into `box`, a NumPy array with one axis per array dimension.
 
     Raises
@@ -56,9 +54,8 @@ def read_foreign(
         encoded = fetch(root, keys)
         present = [i for i, data in enumerate(encoded) if data is not None]
         shapes = [tuple(part.extent for part in wave[i]) for i in present]
-        decoded = dict(
-            zip(present, _decode(array, shapes, [encoded[i] for i in present], [keys[i] for i in present]), strict=True)
-        )
+        chunks = _decode(metadata, shapes, [encoded[i] for i in present], [keys[i] for i in present])
+        decoded = dict(zip(present, chunks, strict=True))
         for i, chunk in enumerate(wave):
             place = _key([part.place for part in chunk], box.shape)
             if i in decoded:
@@ -77,15 +74,15 @@ def _key(parts: Sequence[slice | Int64], shape: Sequence[int]) -> tuple[Any, ...
 
 
 def _decode(
-    array: zarr.Array[Any], shapes: Sequence[tuple[int, ...]], encoded: Sequence[Any], keys: Sequence[str]
+    metadata: Metadata, shapes: Sequence[tuple[int, ...]], encoded: Sequence[Any], keys: Sequence[str]
 ) -> list[npt.NDArray[Any]]:
     try:
-        return _compat.decode_chunks(array, shapes, encoded)
+        return _compat.decode_chunks(metadata, shapes, encoded)
     except Exception as error:
         # The pipeline decodes many at once and does not say which one failed: ask again, one by one.
         for key, shape, data in zip(keys, shapes, encoded, strict=True):
             try:
-                _compat.decode_chunks(array, [shape], [data])
+                _compat.decode_chunks(metadata, [shape], [data])
             except Exception as one:
                 if _compat.is_unknown_codec(one):
                     raise UnsupportedArrayError(f"{key!r}: {one}") from one

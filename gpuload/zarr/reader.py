@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 from gpuload.backends import registry
 from gpuload.config import flag, integer
@@ -20,6 +19,7 @@ from gpuload.memory.device import GpuDevice, of
 from gpuload.planning.grid import Pieces, cut
 from gpuload.planning.selection import Selection
 from gpuload.request import Int64, Reason
+from gpuload.zarr._compat import Metadata
 from gpuload.zarr.foreign import read_foreign, touched_chunks
 from gpuload.zarr.layout import Layout, Road
 from gpuload.zarr.shards import changed, locate
@@ -29,10 +29,10 @@ from gpuload.zarr.source import Source
 class Reader:
     """Fills arrays from one array's chunks. Threads: safe. Fork: safe. Pickle: none, it is made with its `Array`."""
 
-    def __init__(self, layout: Layout, source: Source, array: zarr.Array[Any]) -> None:
+    def __init__(self, layout: Layout, source: Source, metadata: Metadata) -> None:
         self._layout = layout
         self._source = source
-        self._zarr = array
+        self._metadata = metadata
 
     def fill(self, selection: Selection, out: Any) -> None:
         """Read `selection` into `out`, a NumPy or CuPy array of just its shape and of the right dtype."""
@@ -48,11 +48,11 @@ class Reader:
         if self._is_strict() and self._any_file(selection):
             raise StrictError(reason, f"{self._source!r} is decoded by zarr-python on the host")
         if on_host:
-            read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, selection.as_box(out))
+            read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, selection.as_box(out))
             return
         dtype = self._layout.dtype
         box = np.empty(selection.box, dtype)
-        read_foreign(self._zarr, self._layout, source.root, source.prefix, selection, box)
+        read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, box)
         _copy_to_device(box.astype(dtype.newbyteorder("="), copy=False), selection.as_box(out))
 
     def _fill_own(self, selection: Selection, box: Any, on_host: bool) -> None:

@@ -270,7 +270,7 @@ def test_another_key_encoding_asks_zarr(tmp_path: Path) -> None:
 
     array = zarr.create_array(str(tmp_path / "a"), data=DATA, chunks=(2, 3))
     description = replace(
-        _compat.describe(array), separator=None, encode_key=lambda coordinates: "-".join(map(str, coordinates))
+        _compat.describe(array.metadata), separator=None, encode_key=lambda coordinates: "-".join(map(str, coordinates))
     )
     assert layout_of(description).keys(np.array([[0, 1], [1, 0]])) == ["0-1", "1-0"]
 
