@@ -1,12 +1,16 @@
 """What all tests share: how many examples hypothesis tries.
 
 ``default`` for every run, ``deep`` for ``make test-deep``. No deadlines: the tests assert no times. And a GPU that is
-none, for machines without one.
+none, for machines without one; and mounts of many kinds, where the machine lets one mount.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,3 +52,88 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     assert module.pinned == {}
     for clear in caches:
         clear()
+
+
+# What a kernel or a container answers that lets nobody mount this; everything else is a fault of ours on CI.
+_REFUSED = re.compile(
+    r"operation not permitted|permission denied|must be superuser|unknown filesystem type|no such device"
+    r"|failed to set ?up loop device|cannot find a loop device|could not find any free loop|unshare failed",
+    re.IGNORECASE,
+)
+_OPTIONAL = ("mkfs.xfs",)  # tools that not every system has
+
+
+class Mounts:
+    """Mounts that `tests/mounts/keep.sh` holds in a mount namespace of its own: nobody else sees them.
+
+    Each has a file ``store/c`` of 8292 bytes.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.said: dict[str, str] = {}
+        self._whole = ""
+        if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+            self._whole = "unshare and nsenter (util-linux) are not installed"
+            return
+        self._user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        script = str(Path(__file__).parent / "mounts" / "keep.sh")
+        namespace = ["unshare", "--mount", "--propagation", "private", *self._user]
+        self._keeper = subprocess.Popen(
+            [*namespace, "bash", script, str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "LC_ALL": "C", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
+        )
+        assert self._keeper.stdout is not None
+        for line in self._keeper.stdout:
+            if line == "ready\n":
+                return
+            name, _, said = line.rstrip("\n").partition("\t")
+            self.said[name] = said
+        self._whole = f"no mount namespace: {list(self.said)}"
+
+    def need(self, name: str) -> Path:
+        """The mount's directory; where the machine refuses it, the test is skipped, with what it said."""
+        said = self._whole or self.said.get(name.removesuffix("-link").removesuffix("-bound"), "no such mount")
+        if said == "ok":
+            return self.scratch / name
+        ours = not _REFUSED.search(said) and not any(tool in said for tool in _OPTIONAL)
+        if ours and os.environ.get("CI") == "true":
+            pytest.fail(f"{name} could not be mounted: {said}")
+        pytest.skip(f"{name} cannot be mounted here: {said}")
+
+    def run(self, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+        """Run a command where the mounts are seen."""
+        enter = ["nsenter", f"--target={self._keeper.pid}", "--mount"]
+        if self._user:
+            enter += ["--user", "--preserve-credentials"]
+        repository = Path(__file__).parents[1]
+        return subprocess.run(
+            [*enter, *command],
+            cwd=repository,
+            env={**os.environ, "PYTHONPATH": str(repository)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **options,  # type: ignore[call-overload]
+        )
+
+    def close(self) -> None:
+        """End the namespace, and with it the mounts and their loop devices."""
+        if not self._whole.startswith("unshare"):
+            assert self._keeper.stdin is not None
+            assert self._keeper.stdout is not None
+            self._keeper.stdin.close()
+            self._keeper.wait(30)
+            self._keeper.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
+    """tmpfs, overlay, xfs and ext4 in several modes on loop devices, a link into one and a second place for it."""
+    found = Mounts(tmp_path_factory.mktemp("mounts"))
+    yield found
+    found.close()
