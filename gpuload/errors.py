@@ -16,6 +16,7 @@
     │   ├── ChunkSizeError                    `expected` and `actual` bytes
     │   ├── ChunkDecodeError                  bytes its codecs refuse
     │   ├── ChunkReadError (OSError)          the kernel's error, `errno` kept
+    │   ├── ChunkWriteError (OSError)         likewise, for a file that cannot be written
     │   └── NotRegularFileError               a FIFO, a directory or a device where a file should be
     ├── HandleError
     │   ├── HandleClosedError (ValueError)
@@ -89,7 +90,7 @@ class EscapesStoreError(StoreError, PermissionError):
 
 
 class ChunkError(GpuloadError):
-    """One chunk, shard or file that cannot be read; `key` names it."""
+    """One chunk, shard or file that cannot be read or written; `key` names it."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key!r}: {message}")
@@ -114,6 +115,17 @@ class ChunkDecodeError(ChunkError):
 
 class ChunkReadError(ChunkError, OSError):
     """The kernel refused to open or read; `errno` is its error."""
+
+    def __init__(self, key: str, errno: int, message: str) -> None:
+        ChunkError.__init__(self, key, message)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, {**self.__dict__, "errno": self.errno})
+
+
+class ChunkWriteError(ChunkError, OSError):
+    """The kernel refused to make, write or rename a file; `errno` is its error, and what was there before still is."""
 
     def __init__(self, key: str, errno: int, message: str) -> None:
         ChunkError.__init__(self, key, message)

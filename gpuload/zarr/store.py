@@ -13,6 +13,7 @@ from gpuload.config import flag
 from gpuload.engine.reader import fetch
 from gpuload.errors import EscapesStoreError, NotRegularFileError
 from gpuload.files.root import Root
+from gpuload.files.writer import is_temporary
 from gpuload.memory.device import HOST, Device, resolve
 from gpuload.zarr._compat import (
     Buffer,
@@ -174,15 +175,22 @@ class DeviceStore(LocalStore):
         await asyncio.to_thread(self._contain, prefix)
         await super().delete_dir(prefix)
 
+    async def list(self) -> AsyncIterator[str]:
+        async for key in super().list():
+            if not is_temporary(key.rpartition("/")[2]):
+                yield key
+
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         await asyncio.to_thread(self._contain, prefix)
         async for key in super().list_prefix(prefix):
-            yield key
+            if not is_temporary(key.rpartition("/")[2]):
+                yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         await asyncio.to_thread(self._contain, prefix)
         async for name in super().list_dir(prefix):
-            yield name
+            if not is_temporary(name):
+                yield name
 
     def _contain_file(self, key: str) -> None:
         """`_contain`, for what names one file: to zarr-python nothing names the root, which it replaces or deletes."""

@@ -15,6 +15,7 @@ ERRORS = [
     errors.ChunkSizeError("c/0", 8, 5, "a hint"),
     errors.ChunkDecodeError("c/0", "no zlib"),
     errors.ChunkReadError("c/0", 13, "denied"),
+    errors.ChunkWriteError("c/0", 28, "full"),
     errors.NotRegularFileError("c/0", "is a FIFO"),
     errors.BackendUnavailableError("io_uring", Reason.SECCOMP, "filtered"),
     UringUnavailable(Reason.MEMLOCK, "too little", 12),

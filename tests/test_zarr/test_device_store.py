@@ -222,3 +222,21 @@ def test_a_prototype_of_another_kind_gets_its_own_buffers(store: DeviceStore) ->
 
     prototype = default_buffer_prototype()._replace(buffer=TestBuffer)
     assert type(store.get_sync("k", prototype=prototype)) is TestBuffer
+
+
+def test_unfinished_files_are_no_keys(store: DeviceStore) -> None:
+    (store.root / "d").mkdir()
+    for name in (".gpuload-0123456789abcdef-0.tmp", "d/.gpuload-0123456789abcdef-12.tmp", "d/k"):
+        (store.root / name).write_bytes(b"x")
+
+    async def everything() -> list[list[str]]:
+        listings = (
+            store.list(),
+            store.list_prefix(""),
+            store.list_prefix("d"),
+            store.list_dir(""),
+            store.list_dir("d"),
+        )
+        return [sorted([key async for key in listing]) for listing in listings]
+
+    assert asyncio.run(everything()) == [["d/k", "k"], ["d/k", "k"], ["d/k"], ["d", "k"], ["k"]]
