@@ -17,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "backend": None,  # force one fallback backend: "io_uring" | "posix"
     "strict": False,  # every fallback becomes a StrictError
     "follow_links": False,  # let links below a store's root leave it
+    "durable": False,  # what is written is on the drive before the call returns
     "slab": {
         "size": 64 << 20,  # one slab, at most; the first is half of it
         "limit": 512 << 20,  # all slabs of the process

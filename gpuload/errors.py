@@ -6,10 +6,13 @@
     ├── ConfigError (ValueError)              a configuration value that cannot be used
     ├── SelectionError (IndexError)           an index that does not fit the array
     ├── DestinationError (ValueError)         an `out` array or buffer that does not fit
+    ├── AssignmentError (ValueError)          a value that does not fit where it is assigned to
     ├── StoreError
     │   ├── NotFoundError (FileNotFoundError) no such path
     │   ├── NotZarrError (ValueError)         a directory that is no zarr node
     │   ├── NotLocalError (ValueError)        a store that is not local files
+    │   ├── ExistsError (FileExistsError)     something is where a store should be made
+    │   ├── ReadOnlyError (ValueError)        a store that was opened for reading is written to
     │   ├── UnsupportedArrayError (ValueError) an array zarr-python cannot open or decode: codec or dtype named
     │   └── EscapesStoreError (PermissionError) a key or link that leaves the store
     ├── ChunkError                            `key` names the chunk, shard or file
@@ -63,8 +66,12 @@ class DestinationError(GpuloadError, ValueError):
     """An `out` array or buffer that does not fit what is read into it."""
 
 
+class AssignmentError(GpuloadError, ValueError):
+    """A value that does not fit the selection it is assigned to, in shape or data type."""
+
+
 class StoreError(GpuloadError):
-    """A store that cannot be read."""
+    """A store that cannot be read or written."""
 
 
 class NotFoundError(StoreError, FileNotFoundError):
@@ -79,6 +86,14 @@ class NotLocalError(StoreError, ValueError):
     """A store that is not made of local files."""
 
     reason = Reason.NOT_LOCAL
+
+
+class ExistsError(StoreError, FileExistsError):
+    """Something is already where an array or a group should be made."""
+
+
+class ReadOnlyError(StoreError, ValueError):
+    """A store that was opened for reading is written to."""
 
 
 class UnsupportedArrayError(StoreError, ValueError):

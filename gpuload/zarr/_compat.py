@@ -227,9 +227,42 @@ def decode_chunks(
     encoded
         The bytes of each chunk.
     """
+    pipeline, specs = _pipeline(metadata, shapes)
+    buffers = [spec.prototype.buffer.from_array_like(data) for spec, data in zip(specs, encoded, strict=True)]
+    decoded: Iterable[Any] = sync(pipeline.decode(zip(buffers, specs, strict=True)))
+    return [chunk.as_numpy_array() for chunk in decoded]
+
+
+def encode_chunks(metadata: Metadata, chunks: Sequence[npt.NDArray[Any]], *, inner: bool = False) -> list[Bytes | None]:
+    """Encode whole chunks with zarr-python's own batched codec pipeline, on the host.
+
+    Parameters
+    ----------
+    metadata
+        Of the array whose codecs to use.
+    chunks
+        Elements of each chunk, in the array's dtype and its full size.
+    inner
+        Use the codecs of the inner chunks of a sharded array.
+
+    Returns
+    -------
+    encoded
+        uint8 (bytes,) arrays; None for a shard without inner chunks.
+    """
+    pipeline, specs = _pipeline(metadata, [chunk.shape for chunk in chunks], inner=inner)
+    elements = [spec.prototype.nd_buffer.from_numpy_array(chunk) for spec, chunk in zip(specs, chunks, strict=True)]
+    encoded: Iterable[Any] = sync(pipeline.encode(zip(elements, specs, strict=True)))
+    return [None if buffer is None else buffer.as_numpy_array().view(np.uint8) for buffer in encoded]
+
+
+def _pipeline(
+    metadata: Metadata, shapes: Sequence[tuple[int, ...]], *, inner: bool = False
+) -> tuple[BatchedCodecPipeline, list[ArraySpec]]:
+    """The codecs of an array for the host, and what they are told of each chunk."""
+    order = "C"
     if metadata.zarr_format == 3:
-        codecs = metadata.codecs
-        order = "C"
+        codecs = metadata.codecs[0].codecs if inner else metadata.codecs
     else:
         from zarr.codecs._v2 import V2Codec
 
@@ -240,10 +273,17 @@ def decode_chunks(
         prototype = cpu.buffer_prototype
     config = ArrayConfig.from_dict({"order": order})  # type: ignore[typeddict-item]
     specs = [ArraySpec(shape, metadata.dtype, metadata.fill_value, config, prototype) for shape in shapes]
-    pipeline = BatchedCodecPipeline.from_codecs(codecs)  # the codecs were fitted to the array with its metadata
-    buffers = [prototype.buffer.from_array_like(data) for data in encoded]
-    decoded: Iterable[Any] = sync(pipeline.decode(zip(buffers, specs, strict=True)))
-    return [chunk.as_numpy_array() for chunk in decoded]
+    return BatchedCodecPipeline.from_codecs(codecs), specs  # the codecs were fitted to the array with its metadata
+
+
+def write_empty_chunks() -> bool:
+    """Whether chunks that hold nothing but the fill value are stored, as configured for zarr-python."""
+    return bool(zarr.config.get("array.write_empty_chunks"))
+
+
+def all_equal(elements: npt.NDArray[Any], value: Any) -> bool:
+    """Whether all elements equal `value`, as zarr-python compares what has no bits to be compared."""
+    return bool(cpu.NDBuffer.from_numpy_array(elements).all_equal(value))
 
 
 def wants_device(prototype: BufferPrototype) -> bool:

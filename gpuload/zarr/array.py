@@ -22,6 +22,7 @@ from gpuload.zarr import _compat, formatting
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
+from gpuload.zarr.write import ArrayWriter
 
 
 class Array:
@@ -56,6 +57,7 @@ class Array:
         self._source = source
         description = _compat.describe(array.metadata)
         self._layout = layout_of(description)
+        self._metadata = array.metadata
         self._reader = Reader(self._layout, source, array.metadata)
         self.name = source.path
         self.chunks = description.chunks
@@ -116,6 +118,27 @@ class Array:
             A chunk that cannot be read or decoded; names its key. Nothing is returned.
         """
         return self._make(normalise(selection, self.shape))
+
+    def __setitem__(self, selection: Any, value: Any) -> None:
+        """Write `value` into the chunks that the selection touches, each of them replaced as a whole.
+
+        Parameters
+        ----------
+        selection
+            As for reading by these brackets.
+        value
+            NumPy or CuPy array, or scalar, that can be broadcast to the shape of the selection.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array was not opened with ``mode="r+"``.
+        SelectionError, AssignmentError
+            An index that does not fit the array, a value that does not fit the selection.
+        ChunkError
+            A chunk that cannot be written; or read, where a part of it stays. Others may have been written by then.
+        """
+        ArrayWriter(self._source, self._metadata, self._layout).assign(normalise(selection, self.shape), value)
 
     @property
     def oindex(self) -> OIndex:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import zarr
 
 from gpuload.config import config
-from gpuload.errors import NotLocalError, NotZarrError
+from gpuload.errors import NotLocalError, NotZarrError, ReadOnlyError
 from gpuload.memory.device import Device
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
@@ -42,7 +42,7 @@ def open(  # noqa: A001 - zarr and h5py call it so
         A path (``~`` is the home directory), a ``file://`` URL, or a local store of zarr-python, or an array or group
         in one. zarr v2 and v3, with consolidated metadata or without.
     mode
-        ``"r"``: reading.
+        ``"r"``: reading; ``"r+"``: reading, and writing into what is there.
     device
         Where results are made: ``"cpu"``, ``"cuda:N"``, or ``"auto"``: as configured, else the current GPU if there
         is one, else the CPU.
@@ -63,6 +63,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
         There is no such path.
     NotZarrError
         It holds no zarr array or group.
+    ReadOnlyError
+        ``"r+"`` for a store of zarr-python that is for reading only.
     NotLocalError
         A URL or a store of something else than local files.
     UnsupportedArrayError
@@ -70,16 +72,17 @@ def open(  # noqa: A001 - zarr and h5py call it so
     EscapesStoreError
         Metadata behind a link that leaves the store.
     """
-    if mode != "r":
-        raise ValueError(f"mode {mode!r}: only 'r', reading, is possible; write with zarr-python")
+    if mode not in ("r", "r+"):
+        raise ValueError(f"mode {mode!r}: 'r' reads, 'r+' writes into what is there, too; gpuload.save makes stores")
+    read_only = mode == "r"
     where = config.get("device") if device == "auto" else device
     path, zarr_format = "", None
     if isinstance(x, zarr.Array | zarr.Group):
-        store, path, zarr_format = _local(x.store, follow_links), x.path, x.metadata.zarr_format
+        store, path, zarr_format = _local(x.store, follow_links, read_only), x.path, x.metadata.zarr_format
     elif isinstance(x, _compat.Store):
-        store = _local(x, follow_links)
+        store = _local(x, follow_links, read_only)
     else:
-        store = DeviceStore(_path_of(x), read_only=True, follow_links=follow_links)
+        store = DeviceStore(_path_of(x), read_only=read_only, follow_links=follow_links)
     try:
         return node_at(Source(store, path, zarr_format=zarr_format, device=where, strict=strict))
     except NotZarrError as error:
@@ -88,12 +91,14 @@ def open(  # noqa: A001 - zarr and h5py call it so
         raise NotZarrError(f"{error}{hint}") from error.__cause__
 
 
-def _local(store: _compat.Store, follow_links: bool | None) -> DeviceStore:
+def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore:
     if not isinstance(store, _compat.LocalStore):
         raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {_INSTEAD}")
     if follow_links is None and isinstance(store, DeviceStore):
         follow_links = store.follow_links
-    return DeviceStore(store.root, read_only=True, follow_links=follow_links)
+    if store.read_only and not read_only:
+        raise ReadOnlyError(f"{store!r} is for reading only: mode 'r+' would write to it")
+    return DeviceStore(store.root, read_only=read_only, follow_links=follow_links)
 
 
 def _path_of(x: str | os.PathLike[str]) -> str:

@@ -238,6 +238,9 @@ class ndarray:
     def transpose(self, axes):
         return ndarray(self.host.transpose(axes), self.memory)
 
+    def reshape(self, shape):
+        return ndarray(np.reshape(self.host, shape, copy=False), self.memory)
+
     def get(self):
         """On the host, in the order of the current stream."""
         stream = get_current_stream()
@@ -260,6 +263,17 @@ def asarray(host):
     result = empty(values.shape, values.dtype)
     target = result.host
     get_current_stream().enqueue("upload", lambda: target.__setitem__(..., values))
+    return result
+
+
+def broadcast_to(array, shape):
+    return ndarray(np.broadcast_to(array.host, shape), array.memory)
+
+
+def take(array, indices, axis):
+    result = empty((*array.shape[:axis], len(indices), *array.shape[axis + 1 :]), array.dtype)
+    source, chosen, target = array.host, indices.host, result.host
+    get_current_stream().enqueue("take", lambda: target.__setitem__(..., source.take(chosen, axis)))
     return result
 
 
