@@ -158,7 +158,7 @@ def test_each_stack_of_devices_is_told_from_top_to_bottom(
     make(sys)
     assert list(blocks.layers(sys.last, sys=str(sys.root))) == expected
     for file_system in ("xfs", "ext4"):
-        assert blocks.direct_reason(_geometry(sys.last, file_system), sys=str(sys.root)) == reason
+        assert blocks.direct_reason(_geometry(sys.last, file_system), sys=str(sys.root), proc=str(sys.root)) == reason
 
 
 def test_two_ways_down_to_one_drive_name_it_once(sys: Sys) -> None:
@@ -173,16 +173,16 @@ def test_two_ways_down_to_one_drive_name_it_once(sys: Sys) -> None:
 
 
 def test_a_device_that_sys_does_not_show_has_no_layers(sys: Sys) -> None:
-    assert blocks.layers((0, 41), sys=str(sys.root)) == ()
+    assert blocks.layers((0, 41), sys=str(sys.root), proc=str(sys.root)) == ()
     assert blocks.layers((0, 41), sys="/nonexistent") == ()
     # Nothing that is published speaks against it, and the driver says if it cannot.
-    assert blocks.direct_reason(_geometry((0, 41)), sys=str(sys.root)) is None
+    assert blocks.direct_reason(_geometry((0, 41)), sys=str(sys.root), proc=str(sys.root)) is None
 
 
 @pytest.mark.parametrize("file_system", ["tmpfs", "overlay", "btrfs", "nfs4", "ext3", "fuse.s3fs", ""])
 def test_other_file_systems_are_refused_whatever_is_below(sys: Sys, file_system: str) -> None:
     sys.nvme()
-    assert blocks.direct_reason(_geometry(sys.last, file_system), sys=str(sys.root)) == Reason.FILE_SYSTEM
+    assert blocks.direct_reason(_geometry(sys.last, file_system), sys=str(sys.root), proc=str(sys.root)) == Reason.FILE_SYSTEM
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_only_an_ordered_journal_will_do_on_ext4(
 
 def test_what_was_seen_is_kept_until_forgotten(sys: Sys) -> None:
     drive = sys.nvme()
-    assert blocks.direct_reason(_geometry(sys.last), sys=str(sys.root)) is None
+    assert blocks.direct_reason(_geometry(sys.last), sys=str(sys.root), proc=str(sys.root)) is None
     link = sys.root / "dev/block/259:1"
     link.unlink()
     link.symlink_to(sys.add("virtual/block/md0", drive, md__level="raid0"))
-    assert blocks.direct_reason(_geometry((259, 1)), sys=str(sys.root)) is None
+    assert blocks.direct_reason(_geometry((259, 1)), sys=str(sys.root), proc=str(sys.root)) is None
     blocks.forget()
-    assert blocks.direct_reason(_geometry((259, 1)), sys=str(sys.root)) == Reason.BLOCK_LAYER
+    assert blocks.direct_reason(_geometry((259, 1)), sys=str(sys.root), proc=str(sys.root)) == Reason.BLOCK_LAYER
 
 
 def test_this_machine_is_told_as_its_own_tables_do(tmp_path: Path) -> None:
