@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuload.engine.plain import RegisteredFile
     from gpuload.zarr import Array, Dataset
     from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
+    from gpuload.zarr.save import save
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "errors",
     "open",
     "report",
+    "save",
     "trace",
     "zarr",
 ]
@@ -44,6 +46,7 @@ _LAZY = {
     "RegisteredFile": "gpuload.engine.plain",
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",
+    "save": "gpuload.zarr",
     "zarr": "gpuload.zarr",
 }
 

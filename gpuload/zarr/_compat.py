@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
 from zarr.core.buffer import gpu as _gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 from gpuload.errors import UnsupportedArrayError
 
@@ -274,6 +275,38 @@ def _pipeline(
     config = ArrayConfig.from_dict({"order": order})  # type: ignore[typeddict-item]
     specs = [ArraySpec(shape, metadata.dtype, metadata.fill_value, config, prototype) for shape in shapes]
     return BatchedCodecPipeline.from_codecs(codecs), specs  # the codecs were fitted to the array with its metadata
+
+
+def array_metadata(**options: Any) -> Metadata:
+    """The metadata of a new v3 array, as ``zarr.create_array`` makes it of its arguments; nothing is written."""
+    return zarr.create_array(MemoryStore(), zarr_format=3, **options).metadata
+
+
+def group_metadata(attributes: Mapping[str, Any]) -> Metadata:
+    """The metadata of a new v3 group."""
+    return zarr.create_group(MemoryStore(), zarr_format=3, attributes=dict(attributes)).metadata
+
+
+def documents(metadata: Metadata) -> dict[str, bytes]:
+    """The documents of an array or group, by their names."""
+    return {name: data.to_bytes() for name, data in metadata.to_buffer_dict(cpu.buffer_prototype).items()}
+
+
+def compressors(codecs: str | Sequence[Any] | None) -> Any:
+    """What `array_metadata` takes, from ``"none"``, the name of a codec with its usual settings, or codecs."""
+    if codecs is None or codecs == "none":
+        return None
+    if not isinstance(codecs, str):
+        return list(codecs)
+    known: dict[str, Callable[[], Any]] = {"zstd": ZstdCodec, "blosc": BloscCodec, "gzip": GzipCodec}
+    if codecs not in known:
+        raise ValueError(f"{codecs!r} is no codec that has a name here: none, {', '.join(known)}")
+    return [known[codecs]()]
+
+
+def resized(metadata: Metadata, shape: tuple[int, ...]) -> Metadata:
+    """The metadata of an array with another shape."""
+    return metadata.update_shape(shape)
 
 
 def write_empty_chunks() -> bool:

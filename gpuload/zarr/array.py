@@ -19,6 +19,7 @@ from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.placement import overlaps
 from gpuload.planning.selection import Selection, normalise, orthogonal
 from gpuload.zarr import _compat, formatting
+from gpuload.zarr.append import append
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
@@ -139,6 +140,34 @@ class Array:
             A chunk that cannot be written; or read, where a part of it stays. Others may have been written by then.
         """
         ArrayWriter(self._source, self._metadata, self._layout).assign(normalise(selection, self.shape), value)
+
+    def append(self, values: Any, axis: int = 0, *, durable: bool | None = None) -> None:
+        """Add `values` behind the end along `axis`; the array has its new shape afterwards.
+
+        Readers see the old shape until all chunks are written. Others that have the array open must open it again.
+
+        Parameters
+        ----------
+        values
+            NumPy or CuPy array of this array's shape, but for any length along `axis`.
+        axis
+            Dimension to grow.
+        durable
+            Have it on the drive before this returns; None: as configured.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array was not opened with ``mode="r+"``.
+        AssignmentError
+            Values of another shape.
+        UnsupportedArrayError
+            Chunks that differ in shape.
+        ChunkError
+            As by assignment; the shape is the old one then.
+        """
+        append(self._source, self._metadata, self.shape, values, axis, durable)
+        self.__dict__.update(_reopen(self._source).__dict__)
 
     @property
     def oindex(self) -> OIndex:

@@ -1,0 +1,264 @@
+"""New stores and longer arrays: read back by gpuload and zarr-python, and never there by halves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import Crc32cCodec
+
+import gpuload
+from gpuload.errors import (
+    AssignmentError,
+    ChunkWriteError,
+    ExistsError,
+    NotZarrError,
+    ReadOnlyError,
+    UnsupportedArrayError,
+)
+from gpuload.files.writer import Writer
+from gpuload.zarr import Array, Dataset
+from gpuload.zarr.create import choose_chunks, choose_shards
+
+RNG = np.random.default_rng(5)
+
+
+def saved(*arguments: Any, **options: Any) -> Array:
+    with gpuload.config.set(device="cpu"):
+        node = gpuload.save(*arguments, **options)
+    assert isinstance(node, Array)
+    return node
+
+
+@pytest.mark.parametrize("dtype", ["b1", "i2", ">i4", "f2", ">f8", "c8", "M8[s]", "U4", "S3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (2, 3)},
+        {"chunks": 2, "shards": (4, 6)},
+        {"chunks": (2, 3), "shards": "auto", "codecs": "zstd"},
+        {"chunks": (3, 4), "codecs": [Crc32cCodec()]},
+        {"codecs": None},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*dtype:")
+def test_arrays(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+    value = RNG.integers(0, 2, (7, 9)).astype(dtype)
+    array = saved(tmp_path / "deep" / "a", value, **options)
+    assert np.array_equal(array[...], value)
+    assert np.array_equal(zarr.open_array(str(tmp_path / "deep" / "a"), mode="r")[...], value)
+    for name, made in (("chunks", array.chunks), ("shards", array.shards)):
+        if isinstance(options.get(name), tuple):
+            assert made == options[name]
+
+
+@pytest.mark.parametrize("value", [3.5, np.float32(2), np.zeros((0, 4)), np.zeros((3, 0)), [[1, 2], [3, 4]]], ids=str)
+@pytest.mark.parametrize("shards", [None, "auto"])
+def test_scalars_lists_and_nothing(tmp_path: Path, value: Any, shards: Any) -> None:
+    array = saved(tmp_path / "a", value, shards=shards)
+    assert array.dtype == np.asarray(value).dtype
+    assert np.array_equal(array[...], value)
+    assert np.array_equal(zarr.open_array(str(tmp_path / "a"), mode="r")[...], value)
+
+
+def test_names_attributes_and_fill_values(tmp_path: Path) -> None:
+    value = np.full((4, 4), -1, "i4")
+    array = saved(tmp_path / "a", value, chunks=2, dims=("y", None), attrs={"units": "K"}, fill_value=-1)
+    assert (array.dims, dict(array.attrs)) == (("y", None), {"units": "K"})
+    assert os.listdir(tmp_path / "a") == ["zarr.json"]
+    assert np.array_equal(array[...], value)
+
+
+def test_groups(tmp_path: Path) -> None:
+    tree = {"a": np.arange(5), "sub": {"b": np.float32(3), "names": np.array(["x", "yy"])}, "empty": {}}
+    with gpuload.config.set(device="cpu"):
+        group = gpuload.save(tmp_path / "g", tree, attrs={"title": "t"})
+    assert isinstance(group, Dataset)
+    assert sorted(group) == ["a", "empty", "sub"]
+    assert group["sub/b"][...] == 3  # type: ignore[index]
+    assert dict(group.attrs) == {"title": "t"}
+    plain = zarr.open_group(str(tmp_path / "g"), mode="r")
+    assert dict(plain.attrs) == {"title": "t"}
+    assert plain["sub/names"][...].tolist() == ["x", "yy"]  # type: ignore[index,union-attr]
+    again = saved(tmp_path / "again", group["a"])
+    assert again[...].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "zarr.json", "__x", 3])
+def test_names_that_are_none(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(UnsupportedArrayError, match="name"):
+        gpuload.save(tmp_path / "g", {name: np.arange(3)})
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_value_on_a_device(tmp_path: Path, fake_cupy: ModuleType) -> None:
+    array = gpuload.save(tmp_path / "a", fake_cupy.asarray(np.arange(12).reshape(3, 4)), chunks=2)
+    assert isinstance(array, Array)
+    assert array.device == "cuda:0"
+    assert np.array_equal(array[...].get(), np.arange(12).reshape(3, 4))
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    saved(tmp_path / "a", np.arange(3))
+    with pytest.raises(ExistsError, match="overwrite"):
+        saved(tmp_path / "a", np.arange(4))
+    assert zarr.open_array(str(tmp_path / "a"), mode="r").shape == (3,)
+    (tmp_path / "a" / "c" / "7").write_bytes(b"a chunk that is none of the new array's")
+    assert saved(tmp_path / "a", np.arange(4), overwrite=True)[...].tolist() == [0, 1, 2, 3]
+    assert not (tmp_path / "a" / "c" / "7").exists()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis").write_bytes(b"x")
+    for path in (tmp_path / "precious", tmp_path / "precious" / "thesis"):
+        with pytest.raises(ExistsError):
+            saved(path, np.arange(4), overwrite=True)
+    assert (tmp_path / "precious" / "thesis").read_bytes() == b"x"
+    (tmp_path / "empty").mkdir()
+    saved(tmp_path / "empty", np.arange(4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunks": (2,), "shards": (3,)},
+        {"chunks": (2, 2)},
+        {"chunks": (0,)},
+        {"codecs": "nope"},
+        {"shards": "nope"},
+        {"dims": ("a", "b")},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_made(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedArrayError):
+        gpuload.save(tmp_path / "a", np.arange(6), **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_half_a_store_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Writer.write
+
+    def refuse(self: Writer, key: str, *parts: Any) -> None:
+        if key == "b/zarr.json":
+            raise ChunkWriteError(key, 28, "full")
+        write(self, key, *parts)
+
+    monkeypatch.setattr(Writer, "write", refuse)
+    with pytest.raises(ChunkWriteError):
+        gpuload.save(tmp_path / "g", {"a": np.arange(3), "b": np.arange(3)})
+    with pytest.raises(NotZarrError):
+        gpuload.open(tmp_path / "g")
+
+
+APPENDING = """
+import sys, numpy, gpuload
+array = gpuload.open(sys.argv[1], mode="r+", device="cpu")
+print("ready", flush=True)
+for n in range(array.shape[0], 10_000):
+    array.append(numpy.full((1, 4), n))
+"""
+
+
+def test_kill_in_the_middle_leaves_whole_rows(tmp_path: Path) -> None:
+    saved(tmp_path / "a", np.full((1, 4), 0), chunks=(1, 2), shards=(3, 4))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for _ in range(2):
+        before = zarr.open_array(str(tmp_path / "a"), mode="r").shape[0]
+        arguments = [sys.executable, "-W", "ignore", "-c", APPENDING, str(tmp_path / "a")]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            while (rows := zarr.open_array(str(tmp_path / "a"), mode="r")[...]).shape[0] < before + 4:
+                assert (rows == np.arange(len(rows))[:, None]).all()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        rows = np.asarray(gpuload.open(tmp_path / "a", device="cpu"))
+        assert len(rows) >= before + 4
+        assert (rows == np.arange(len(rows))[:, None]).all()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("shards", [None, (4, 6)])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_append(tmp_path: Path, zarr_format: Any, shards: Any, axis: int) -> None:
+    if zarr_format == 2 and shards:
+        pytest.skip("v2 has no shards")
+    model = RNG.integers(1, 9, (5, 5))
+    zarr.create_array(str(tmp_path / "a"), data=model, chunks=(2, 3), shards=shards, zarr_format=zarr_format)
+    array = gpuload.open(tmp_path / "a", mode="r+", device="cpu")
+    assert isinstance(array, Array)
+    for count in (1, 0, 7):
+        shape = list(model.shape)
+        shape[axis] = count
+        more = RNG.integers(1, 9, shape)
+        model = np.concatenate([model, more], axis)
+        array.append(more, axis)
+        assert array.shape == model.shape
+        assert np.array_equal(array[...], model)
+        assert np.array_equal(zarr.open_array(str(tmp_path / "a"), mode="r")[...], model)
+
+
+def test_append_tells_the_consolidated_metadata(tmp_path: Path) -> None:
+    for zarr_format in (2, 3):
+        path = str(tmp_path / str(zarr_format))
+        group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+        group.create_group("sub").create_array("a", data=np.arange(3), chunks=(2,))
+        zarr.consolidate_metadata(path)
+        dataset = gpuload.open(path, mode="r+", device="cpu")
+        dataset["sub/a"].append(np.arange(3))  # type: ignore[index,union-attr]
+        consolidated = zarr.open_consolidated(path)
+        assert consolidated["sub/a"].shape == (6,)  # type: ignore[union-attr]
+        assert gpuload.open(path, device="cpu")["sub/a"][...].tolist() == [0, 1, 2, 0, 1, 2]  # type: ignore[index]
+
+
+def test_append_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = saved(tmp_path / "a", np.zeros((3, 4)), chunks=2)
+    for values, axis in ((np.zeros((1, 5)), 0), (np.zeros(4), 0), (np.zeros((1, 4)), 2), (np.zeros((1, 4)), 1)):
+        with pytest.raises(AssignmentError):
+            array.append(values, axis)
+    with pytest.raises(AssignmentError, match="no end"):
+        saved(tmp_path / "b", 3).append([1])
+    reading = gpuload.open(tmp_path / "a", device="cpu")
+    with pytest.raises(ReadOnlyError):
+        reading.append(np.zeros((1, 4)))  # type: ignore[union-attr]
+    write = Writer.write
+
+    def refuse(self: Writer, key: str, *parts: Any) -> None:
+        if key == "zarr.json":
+            raise ChunkWriteError(key, 28, "full")
+        write(self, key, *parts)
+
+    monkeypatch.setattr(Writer, "write", refuse)
+    with pytest.raises(ChunkWriteError):
+        array.append(np.ones((9, 4)))
+    monkeypatch.undo()
+    # What was written behind the end is not there for anybody, and not for a later, shorter append either.
+    array.append(np.full((1, 4), 2.0))
+    array.append(np.full((4, 4), 3.0))
+    assert gpuload.open(tmp_path / "a", device="cpu")[...][:, 0].tolist() == [0, 0, 0, 2, 3, 3, 3, 3]  # type: ignore[index]
+
+
+@given(shape=st.lists(st.integers(0, 5000), max_size=4).map(tuple), itemsize=st.sampled_from([1, 2, 4, 8, 16, 36]))
+def test_chosen_chunks_and_shards(shape: tuple[int, ...], itemsize: int) -> None:
+    chunks = choose_chunks(shape, itemsize, 1 << 16)
+    shards = choose_shards(shape, chunks, itemsize, 1 << 20)
+    assert all(1 <= n <= max(1, whole) for n, whole in zip(chunks, shape, strict=True))
+    assert all(outer % inner == 0 for outer, inner in zip(shards, chunks, strict=True))
+    size = int(np.prod(chunks, dtype=object)) * itemsize
+    assert size <= 1 << 16
+    assert int(np.prod(shards, dtype=object)) * itemsize <= 1 << 20
+    # As large as the array allows: no chunk is less than half of what it could be.
+    assert size * 2 > min(1 << 16, int(np.prod([max(1, n) for n in shape], dtype=object)) * itemsize) - itemsize
