@@ -46,6 +46,7 @@ class Reason(StrEnum):
     NOT_LOCAL = "not-local"
     AFTER_FORK = "after-fork"
     UNVERIFIED = "unverified"
+    ZARR_PIPELINE = "zarr-pipeline"
 
 
 class ReadPath(StrEnum):

@@ -30,7 +30,7 @@ from gpuload.files.root import Root, not_regular
 from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
 from gpuload.planning.batch import parts
 from gpuload.planning.grid import Pieces
-from gpuload.request import Int64
+from gpuload.request import Int64, Reason
 
 __all__ = ["Decoder", "ReadRequest", "fetch", "handle_cache", "lease", "read"]
 
@@ -256,6 +256,7 @@ def fetch(
     device: Device = HOST,
     handles: Sequence[FileHandle | None] | None = None,
     nested: bool = False,
+    reason: Reason | None = None,
 ) -> list[Any]:
     """Whole files or byte ranges of files.
 
@@ -273,6 +274,8 @@ def fetch(
         Open handles of `keys`, leased by the caller.
     nested
         The caller holds blocks of the pool meanwhile.
+    reason
+        Why the fastpath cannot serve this whatever the machine.
 
     Returns
     -------
@@ -284,7 +287,7 @@ def fetch(
     starts = list(offsets) if offsets is not None else [0] * len(keys)
     lengths = list(sizes) if sizes is not None else [-1] * len(keys)
     if handles is not None:
-        return _fetch(root, keys, starts, lengths, device, handles, nested)
+        return _fetch(root, keys, starts, lengths, device, handles, nested, reason)
     result: list[Any] = []
     wave = handle_cache().wave_size
     for at in range(0, len(keys), wave):
@@ -293,7 +296,7 @@ def fetch(
         with lease(root, distinct) as leased:
             by_key = dict(zip(distinct, leased, strict=True))
             held = [by_key[key] for key in keys[part]]
-            result += _fetch(root, keys[part], starts[part], lengths[part], device, held, nested)
+            result += _fetch(root, keys[part], starts[part], lengths[part], device, held, nested, reason)
     return result
 
 
@@ -305,6 +308,7 @@ def _fetch(
     device: Device,
     handles: Sequence[FileHandle | None],
     nested: bool,
+    reason: Reason | None,
 ) -> list[Any]:
     ranges = [None if h is None else _clip(h.size, a, n) for h, a, n in zip(handles, starts, lengths, strict=True)]
     offset = np.array([0 if r is None else r[0] for r in ranges], np.int64)
@@ -312,7 +316,7 @@ def _fetch(
     room = -(-size // _APART) * _APART
     place = np.cumsum(room) - room
     out = device.empty((int(room.sum()),), np.uint8)
-    read_ranges(root, keys, handles, offset, size, place, out, nested=nested)
+    read_ranges(root, keys, handles, offset, size, place, out, nested=nested, reason=reason)
     return [
         None if r is None else out[at : at + n] for r, at, n in zip(ranges, place.tolist(), size.tolist(), strict=True)
     ]
@@ -328,6 +332,7 @@ def read_ranges(
     out: Any,
     *,
     nested: bool = False,
+    reason: Reason | None = None,
 ) -> None:
     """Read byte ranges of open files into one uint8 array of one dimension.
 
@@ -361,7 +366,7 @@ def read_ranges(
     if not len(pieces):
         return
     file = np.arange(len(size), dtype=np.int64)
-    request = ReadRequest(root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles=handles)
+    request = ReadRequest(root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles, reason)
     _read_once(request, of(out), nested=nested)
 
 

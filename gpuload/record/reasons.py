@@ -111,4 +111,8 @@ EXPLANATIONS: dict[Reason, str] = {
         "direct transfer. Let gpuload open the driver first, and leave HIPFILE_ALLOW_COMPAT_MODE or "
         "CUFILE_ALLOW_COMPAT_MODE unset."
     ),
+    Reason.ZARR_PIPELINE: (
+        "zarr-python's own codec pipeline did it: gpuload's leaves writing to it, and selections, chunk keys and "
+        "destinations that it cannot plan as a whole. gpuload.open reads such an array, too."
+    ),
 }

@@ -6,10 +6,11 @@ zarr-python is what `describe` says of it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import google_crc32c
 import numcodecs
@@ -19,22 +20,27 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer, cpu, default_buffer_prototype
 from zarr.core.buffer import gpu as _gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, MemoryStore
+from zarr.registry import register_pipeline
+from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
 
 from gpuload.errors import UnsupportedArrayError
 
 __all__ = [
+    "BatchedCodecPipeline",
     "Buffer",
     "BufferPrototype",
     "ByteRequest",
     "Description",
     "LocalStore",
     "Metadata",
+    "NDBuffer",
     "Store",
+    "StorePath",
+    "WrapperStore",
     "buffer_of",
     "byte_range",
     "child_names",
@@ -43,8 +49,12 @@ __all__ = [
     "default_buffer_prototype",
     "describe",
     "open_node",
+    "register_pipeline",
     "wants_device",
 ]
+
+# Newer generations fit the codecs when they make a pipeline, 3.1.6 when it parses the metadata.
+_FITS_CODECS = importlib.util.find_spec("zarr.core.chunk_utils") is not None
 
 Bytes = npt.NDArray[np.uint8]
 Metadata = Any  # ArrayV2Metadata | ArrayV3Metadata, whose attributes are not the same in all generations
@@ -261,14 +271,9 @@ def _pipeline(
     metadata: Metadata, shapes: Sequence[tuple[int, ...]], *, inner: bool = False
 ) -> tuple[BatchedCodecPipeline, list[ArraySpec]]:
     """The codecs of an array for the host, and what they are told of each chunk."""
-    order = "C"
-    if metadata.zarr_format == 3:
-        codecs = metadata.codecs[0].codecs if inner else metadata.codecs
-    else:
-        from zarr.codecs._v2 import V2Codec
-
-        codecs = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
-        order = metadata.order
+    codecs, order = _codecs_and_order(metadata)
+    if inner:
+        codecs = metadata.codecs[0].codecs
     prototype = default_buffer_prototype()
     if not issubclass(prototype.buffer, cpu.Buffer):
         prototype = cpu.buffer_prototype
@@ -317,6 +322,46 @@ def write_empty_chunks() -> bool:
 def all_equal(elements: npt.NDArray[Any], value: Any) -> bool:
     """Whether all elements equal `value`, as zarr-python compares what has no bits to be compared."""
     return bool(cpu.NDBuffer.from_numpy_array(elements).all_equal(value))
+
+
+def _codecs_and_order(metadata: Metadata) -> tuple[Iterable[Any], str]:
+    """The codecs of a chunk, and the order of elements in its bytes that they leave open."""
+    if metadata.zarr_format == 3:
+        return metadata.codecs, "C"
+    from zarr.codecs._v2 import V2Codec
+
+    return [V2Codec(filters=metadata.filters, compressor=metadata.compressor)], metadata.order
+
+
+Pipeline = TypeVar("Pipeline", bound=BatchedCodecPipeline)
+
+
+def fitted_pipeline(kind: type[Pipeline], metadata: Metadata) -> Pipeline:
+    """A codec pipeline of class `kind` for an array, its codecs fitted to it."""
+    codecs, order = _codecs_and_order(metadata)
+    pipeline = kind.from_codecs(codecs)
+    if not _FITS_CODECS:
+        return pipeline  # they were fitted with the metadata
+    edges = _chunk_edges(metadata)
+    shape = tuple(edge if isinstance(edge, int) else 1 for edge in edges)  # any: chunks state their shape themselves
+    config = ArrayConfig.from_dict({"order": order})  # type: ignore[typeddict-item]
+    spec = ArraySpec(shape, metadata.dtype, metadata.fill_value, config, default_buffer_prototype())
+    return pipeline.evolve_from_array_spec(spec)
+
+
+def wants_results(spec: ArraySpec) -> bool:
+    """Whether zarr-python looks at what a pipeline says of each chunk: where a missing one is to be an error."""
+    return getattr(spec.config, "read_missing_chunks", True) is False
+
+
+def host_buffer(array: npt.NDArray[Any]) -> NDBuffer:
+    """`array` as a buffer of elements."""
+    return cpu.NDBuffer.from_numpy_array(array)
+
+
+def on_host(spec: ArraySpec) -> ArraySpec:
+    """The same chunk, in host memory."""
+    return replace(spec, prototype=cpu.buffer_prototype)
 
 
 def wants_device(prototype: BufferPrototype) -> bool:

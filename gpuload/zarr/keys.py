@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,41 @@ def encode_keys(chunks: Int64, separator: str, prefix: str) -> list[str]:
     if prefix:
         columns.insert(0, [prefix] * m)
     return columns[0] if len(columns) == 1 else list(map(separator.join, zip(*columns, strict=True)))
+
+
+def parse_keys(paths: Sequence[str], description: Description) -> tuple[str, Int64] | None:
+    """From the paths of an array's chunks, below the root of its store, back to where it and they are.
+
+    Returns
+    -------
+    path
+        Of the array.
+    chunks
+        int64 (m, ndim): coordinates. None in place of both where the paths are not those of chunks of one array, or
+        only zarr-python can encode its keys.
+    """
+    separator, prefix = description.separator, description.key_prefix
+    ndim = len(description.shape)
+    if separator is None:
+        return None
+    head = _array_part(paths[0], ndim, separator, prefix)
+    if not all(path.startswith(head) for path in paths):
+        return None
+    keys = [path[len(head) :] for path in paths] if head else list(paths)
+    skip = len(prefix) + len(separator) if prefix else 0
+    try:
+        numbers = [int(number) for key in keys for number in key[skip:].split(separator)] if ndim else []
+        chunks = np.array(numbers, np.int64).reshape(len(keys), ndim)
+    except (ValueError, OverflowError):
+        return None
+    # As they were, so that nothing that only looks like a key is taken for one.
+    return (head.rstrip("/"), chunks) if encode_keys(chunks, separator, prefix) == keys else None
+
+
+def _array_part(path: str, ndim: int, separator: str, prefix: str) -> str:
+    """What comes before the key of a chunk in its path: nothing, or the path of the array and a slash."""
+    names = 1 if separator != "/" else max(ndim + bool(prefix), 1)
+    return path.removesuffix("/".join(path.split("/")[-names:]))
 
 
 def _decimal(column: Int64) -> npt.NDArray[np.object_]:

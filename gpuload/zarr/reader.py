@@ -53,7 +53,7 @@ class Reader:
         dtype = self._layout.dtype
         box = np.empty(selection.box, dtype)
         read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, box)
-        _copy_to_device(box.astype(dtype.newbyteorder("="), copy=False), selection.as_box(out))
+        copy_to_device(box.astype(dtype.newbyteorder("="), copy=False), selection.as_box(out))
 
     def _fill_own(self, selection: Selection, box: Any, on_host: bool) -> None:
         """By the raw and the encoded road."""
@@ -208,7 +208,7 @@ class Reader:
         )
 
 
-def _copy_to_device(values: npt.NDArray[Any], out: Any) -> None:
+def copy_to_device(values: npt.NDArray[Any], out: Any) -> None:
     """Copy to a CuPy array of any strides, and wait: the caller may go on with any stream of any device."""
     device = of(out)
     assert isinstance(device, GpuDevice)

@@ -15,6 +15,7 @@ from gpuload.errors import EscapesStoreError, NotRegularFileError
 from gpuload.files.root import Root
 from gpuload.files.writer import is_temporary
 from gpuload.memory.device import HOST, Device, resolve
+from gpuload.request import Reason
 from gpuload.zarr._compat import (
     Buffer,
     BufferPrototype,
@@ -58,6 +59,7 @@ class DeviceStore(LocalStore):
         super().__init__(Path(root), read_only=read_only)
         self.follow_links = flag("follow_links") if follow_links is None else follow_links
         self._directory: Root | None = None
+        self._reason: Reason | None = None
 
     @property
     def directory(self) -> Root:
@@ -70,6 +72,12 @@ class DeviceStore(LocalStore):
 
     def with_read_only(self, read_only: bool = False) -> Self:
         return type(self)(self.root, read_only=read_only, follow_links=self.follow_links)
+
+    def noting(self, reason: Reason) -> DeviceStore:
+        """The same store, for reading, with a `reason` in the record why the fastpath cannot serve what is read."""
+        store = DeviceStore(self.root, read_only=True, follow_links=self.follow_links)
+        store._directory, store._reason = self.directory, reason
+        return store
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.root == other.root and self.follow_links == other.follow_links
@@ -93,21 +101,18 @@ class DeviceStore(LocalStore):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        if not self._is_open:
-            await self._open()
+        await self._make_open()
         return (await asyncio.to_thread(self._fetch, prototype, [(key, byte_range)]))[0]
 
     async def get_partial_values(self, prototype: BufferPrototype, key_ranges: Iterable[Range]) -> list[Buffer | None]:
-        if not self._is_open:
-            await self._open()
+        await self._make_open()
         return await asyncio.to_thread(self._fetch, prototype, list(key_ranges))
 
     async def get_ranges(
         self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **_tuning: int
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
         """Many ranges of one key; how they are merged is gpuload's choice, not the caller's."""
-        if not self._is_open:
-            await self._open()
+        await self._make_open()
         if byte_ranges:
             yield await asyncio.to_thread(self._fetch_ranges, key, byte_ranges, prototype)
 
@@ -116,6 +121,14 @@ class DeviceStore(LocalStore):
     ) -> Sequence[tuple[int, Buffer | None]]:
         self._ensure_open_sync()
         return self._fetch_ranges(key, byte_ranges, prototype) if byte_ranges else []
+
+    async def _make_open(self) -> None:
+        if not self._is_open:
+            try:
+                await self._open()
+            except ValueError:  # somebody else opened it meanwhile, which zarr-python takes for a mistake
+                if not self._is_open:
+                    raise
 
     def _fetch_ranges(
         self, key: str, ranges: Sequence[ByteRequest | None], prototype: BufferPrototype
@@ -133,7 +146,8 @@ class DeviceStore(LocalStore):
         root = self.directory
         root.refresh()
         keys = [key for key, _ in ranges]
-        found = _files(root, keys, [offset for offset, _ in wanted], [size for _, size in wanted], device)
+        offsets, sizes = [offset for offset, _ in wanted], [size for _, size in wanted]
+        found = _files(root, keys, offsets, sizes, device, self._reason)
         return [None if data is None else buffer_of(prototype, data) for data in found]
 
     # Listing and writing: zarr-python's own, once the key is known to stay inside.
@@ -147,8 +161,7 @@ class DeviceStore(LocalStore):
         return await super().getsize(key)
 
     async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
-        if not self._is_open:
-            await self._open()
+        await self._make_open()
         self._check_writable()
         await asyncio.to_thread(self._contain_file, key)
         await super()._set(key, value, exclusive)
@@ -214,10 +227,12 @@ class DeviceStore(LocalStore):
             path = path.rpartition("/")[0]
 
 
-def _files(root: Root, keys: list[str], offsets: list[int], sizes: list[int], device: Device) -> list[Any]:
+def _files(
+    root: Root, keys: list[str], offsets: list[int], sizes: list[int], device: Device, reason: Reason | None
+) -> list[Any]:
     """Bytes of each key; None where there is no file. For zarr a directory is no key, so it is none either."""
     try:
-        return fetch(root, keys, offsets, sizes, device=device)
+        return fetch(root, keys, offsets, sizes, device=device, reason=reason)
     except NotRegularFileError:
         if len(keys) == 1:
             status = root.stat(keys[0])
@@ -225,6 +240,6 @@ def _files(root: Root, keys: list[str], offsets: list[int], sizes: list[int], de
                 return [None]
             raise
         return [
-            _files(root, [key], [offset], [size], device)[0]
+            _files(root, [key], [offset], [size], device, reason)[0]
             for key, offset, size in zip(keys, offsets, sizes, strict=True)
         ]
