@@ -93,7 +93,7 @@ $(STAMPS)/demo: pyproject.toml Makefile $(STAMPS)/pip
 
 $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
 	@echo "installing what the tests need" >&2
-	@$(PIP) install -qq --editable '.[demo,pandas]' --group test
+	@$(PIP) install -qq --editable '.[dask,demo,pandas,xarray]' --group test
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test

@@ -25,7 +25,7 @@ from zarr.core.buffer import gpu as _gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.sync import sync
 from zarr.registry import register_pipeline
-from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, WrapperStore
 
 from gpuload.errors import UnsupportedArrayError
 
@@ -48,6 +48,7 @@ __all__ = [
     "decode_chunks",
     "default_buffer_prototype",
     "describe",
+    "local_root",
     "open_node",
     "register_pipeline",
     "wants_device",
@@ -362,6 +363,21 @@ def host_buffer(array: npt.NDArray[Any]) -> NDBuffer:
 def on_host(spec: ArraySpec) -> ArraySpec:
     """The same chunk, in host memory."""
     return replace(spec, prototype=cpu.buffer_prototype)
+
+
+def local_root(store: Store) -> str | None:
+    """The directory of a store of local files; None for any other.
+
+    Only classes whose keys are known to be files: what somebody derived from them may read and write as it likes.
+    """
+    if type(store) is LocalStore:
+        return str(store.root)
+    if type(store) is FsspecStore:  # dask makes one of a path
+        fs: Any = store.fs
+        kind = type(getattr(fs, "sync_fs", fs))
+        if (kind.__module__, kind.__qualname__) == ("fsspec.implementations.local", "LocalFileSystem"):
+            return store.path
+    return None
 
 
 def wants_device(prototype: BufferPrototype) -> bool:

@@ -30,7 +30,6 @@ from gpuload.zarr import _compat
 from gpuload.zarr._compat import (
     BatchedCodecPipeline,
     Description,
-    LocalStore,
     Metadata,
     NDBuffer,
     Store,
@@ -111,11 +110,20 @@ class DevicePipeline(BatchedCodecPipeline):
             return None
 
     @cached_property
+    def _opened(self) -> dict[str, DeviceStore]:
+        """The store by its directory: a LocalStore may be moved."""
+        return {}
+
+    @property
     def _local(self) -> DeviceStore | None:
-        """The store, if it is one of local files; another class may read and write as it likes, so it is none."""
-        if isinstance(self.store, DeviceStore):
+        """The store, if it is one of local files."""
+        if self.store is None or isinstance(self.store, DeviceStore):
             return self.store
-        return DeviceStore(self.store.root, read_only=True) if type(self.store) is LocalStore else None
+        root = _compat.local_root(self.store)
+        if root is None:
+            return None
+        store = self._opened.get(root)
+        return store or self._opened.setdefault(root, DeviceStore(root, read_only=True))
 
     async def read(self, batch_info: Iterable[Row], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
         batch = list(batch_info)
@@ -142,7 +150,8 @@ class DevicePipeline(BatchedCodecPipeline):
     def _serve(self, batch: Sequence[Row], out: NDBuffer, drop_axes: tuple[int, ...]) -> Reason | None:
         """Read all of a batch by the engine, or say why it cannot be."""
         getters, specs, sources, places, _ = zip(*batch, strict=True)
-        if self._local is None:
+        local = self._local
+        if local is None:
             return Reason.NOT_LOCAL
         if self._form is None:
             return Reason.HOST_CODEC
@@ -159,7 +168,7 @@ class DevicePipeline(BatchedCodecPipeline):
         device = _destination(array, layout)
         if selection is None or device is None:
             return Reason.ZARR_PIPELINE
-        source = Source(self._local, path, zarr_format=description.zarr_format, device=device, strict=None)
+        source = Source(local, path, zarr_format=description.zarr_format, device=device, strict=None)
         Reader(_reaching(layout, selection), source, self.metadata).fill(selection, array)
         if isinstance(device, GpuDevice):
             # Whoever waits for this thread knows nothing of its streams.
@@ -171,8 +180,9 @@ class DevicePipeline(BatchedCodecPipeline):
         """Read by zarr-python's own pipeline; bytes of local files still come through registered handles."""
         if flag("strict") and await _in_thread(lambda: self._is_there(batch)):
             raise StrictError(reason, f"zarr-python's own codec pipeline reads {batch[0][0]}")
+        local = self._local
         assert self.store is not None
-        store = NotedStore(self.store, reason) if self._local is None else self._local.noting(reason)
+        store = NotedStore(self.store, reason) if local is None else local.noting(reason)
         batch = [(StorePath(store, getter.path), *rest) for getter, *rest in batch]
         if not _compat.wants_device(batch[0][1].prototype):
             return await self._read_by_zarr(batch, out, drop_axes)
@@ -189,16 +199,18 @@ class DevicePipeline(BatchedCodecPipeline):
 
     def _is_there(self, batch: Sequence[Row]) -> bool:
         """Whether any of the chunks exists; what is no local file counts as there."""
-        if self._local is None:
+        local = self._local
+        if local is None:
             return True
-        root = self._local.directory
+        root = local.directory
         root.refresh()
         return any(status is not None for status in root.stats([getter.path for getter, *_ in batch]))
 
     def _present(self, batch: Sequence[Row]) -> Any:
         """What zarr-python wants to know of each chunk where a missing one is to be an error."""
-        assert self._local is not None
-        statuses = self._local.directory.stats([getter.path for getter, *_ in batch])
+        local = self._local
+        assert local is not None
+        statuses = local.directory.stats([getter.path for getter, *_ in batch])
         return tuple({"status": "missing" if status is None else "present"} for status in statuses)
 
 

@@ -56,7 +56,7 @@ class DeviceStore(LocalStore):
     def __init__(
         self, root: Path | str | os.PathLike[str], *, read_only: bool = False, follow_links: bool | None = None
     ) -> None:
-        super().__init__(Path(root), read_only=read_only)
+        super().__init__(Path(root) if isinstance(root, os.PathLike) else root, read_only=read_only)
         self.follow_links = flag("follow_links") if follow_links is None else follow_links
         self._directory: Root | None = None
         self._reason: Reason | None = None
@@ -192,6 +192,11 @@ class DeviceStore(LocalStore):
         async for key in super().list():
             if not is_temporary(key.rpartition("/")[2]):
                 yield key
+
+    async def move(self, dest_root: Path | str) -> None:
+        """Move the store to another path; it goes on from there."""
+        await super().move(dest_root)
+        self._directory = None
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         await asyncio.to_thread(self._contain, prefix)

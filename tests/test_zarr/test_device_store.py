@@ -207,6 +207,28 @@ def test_an_unreadable_root_is_not_found(tmp_path: Path) -> None:
         DeviceStore(tmp_path / "absent", read_only=True).get_sync("k")
 
 
+def test_a_store_goes_on_where_it_was_moved(store: DeviceStore, tmp_path: Path) -> None:
+    assert store.get_sync("k") is not None
+    asyncio.run(store.move(tmp_path / "moved"))
+    assert store.root == tmp_path / "moved"
+    assert store.get_sync("k").to_bytes() == bytes(range(100))  # type: ignore[union-attr]
+
+
+def test_a_root_is_a_path() -> None:
+    with pytest.raises(TypeError, match="'root' must be a string or Path instance"):
+        DeviceStore(0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at_once", [2, 20])
+def test_many_reads_may_open_the_store(store: DeviceStore, at_once: int) -> None:
+    async def read() -> list[bytes]:
+        prototype = default_buffer_prototype()
+        found = await asyncio.gather(*[store.get("k", prototype) for _ in range(at_once)])
+        return [buffer.to_bytes() for buffer in found if buffer]
+
+    assert asyncio.run(read()) == [bytes(range(100))] * at_once
+
+
 def test_a_root_that_is_replaced_is_seen(store: DeviceStore, tmp_path: Path) -> None:
     assert store.get_sync("k") is not None
     store.root.rename(tmp_path / "old")

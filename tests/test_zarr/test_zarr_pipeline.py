@@ -192,6 +192,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
             array[5:7] = 3
 
 
+@pytest.mark.parametrize("kind", [LocalStore, DeviceStore])
+def test_a_store_that_is_moved(tmp_path: Path, kind: Any) -> None:
+    store = kind(tmp_path / "before")
+    with gpuload.zarr.enable(device="cpu"):
+        array = zarr.create_array(store, data=np.arange(9), chunks=(4,))
+        assert np.array_equal(array[...], np.arange(9))
+        asyncio.run(store.move(tmp_path / "after"))
+        zarr.create_array(kind(tmp_path / "before"), data=np.zeros(9, int), chunks=(4,))
+        with only(SERVED):
+            assert np.array_equal(array[...], np.arange(9))
+    assert kind(tmp_path / "after") == store
+
+
+def test_a_path_by_way_of_fsspec_is_local(tmp_path: Path, same: Same) -> None:
+    pytest.importorskip("fsspec")
+    array = written(tmp_path / "a", "raw")
+    store = zarr.storage.FsspecStore.from_url(f"local://{tmp_path}/a", read_only=True)
+    with gpuload.zarr.enable(device="cpu"), only(SERVED):
+        assert same(zarr.open_array(store, path=array.path, mode="r")[...], array[...])
+
+
 # What gpuload leaves to zarr-python, and why
 
 
