@@ -17,7 +17,7 @@ from gpuload.config import config
 from gpuload.record import report, trace
 
 if TYPE_CHECKING:
-    from gpuload import errors, zarr
+    from gpuload import errors, widgets, zarr
     from gpuload.engine.plain import RegisteredFile
     from gpuload.zarr import Array, Dataset
     from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
@@ -36,6 +36,7 @@ __all__ = [
     "report",
     "save",
     "trace",
+    "widgets",
     "zarr",
 ]
 
@@ -47,6 +48,7 @@ _LAZY = {
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",
     "save": "gpuload.zarr",
+    "widgets": "gpuload.widgets",
     "zarr": "gpuload.zarr",
 }
 

@@ -88,14 +88,23 @@ def _bar(summary: Summary) -> str:
     return f'<div class="bar" role="img" aria-label="{_text(wording.headline(summary))}">{"".join(parts)}</div>'
 
 
-def to_html(summary: Summary) -> str:
-    """The headline, a bar, the table, and an explanation of each reason. All text that comes from files is escaped."""
+def to_html(summary: Summary, cpu_seconds: float | None = None, picture: str = "") -> str:
+    """The headline, a bar, the table, and an explanation of each reason. All text that comes from files is escaped.
+
+    Parameters
+    ----------
+    cpu_seconds
+        CPU time of the process meanwhile, where it is known.
+    picture
+        HTML to show between the bar and the table.
+    """
     parts = [
         f"<style>{_STYLE}</style>",
-        f'<p class="head">{_text(wording.headline(summary))}</p>',
+        f'<p class="head">{_text(wording.headline(summary, cpu_seconds))}</p>',
     ]
     if summary.bytes:
         parts.append(_bar(summary))
+    parts.append(picture)
     if summary.rows:
         heads = "".join(f'<th scope="col"{" class=l" if left else ""}>{head}</th>' for head, left in _HEADS)
         lines = "".join(_line(row) for row in summary.rows)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpuload.config import config
 from gpuload.errors import ConfigError
@@ -24,6 +27,34 @@ def _rows_limit(rows: int | None) -> int:
     return limit
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """A record at one moment; all parts are of the same moment.
+
+    Parameters
+    ----------
+    summary
+        The totals.
+    newest
+        The newest requests, oldest first.
+    first
+        How many requests came before the first of `newest`.
+    generation
+        How often the record was emptied.
+    closed
+        Nothing will be counted any more.
+    cpu_seconds
+        CPU time the process has used since the record began.
+    """
+
+    summary: Summary
+    newest: Columns
+    first: int
+    generation: int
+    closed: bool
+    cpu_seconds: float
+
+
 class Recorder:
     """Counts every event it is called with.
 
@@ -39,6 +70,7 @@ class Recorder:
     def __init__(self, rows: int | None = None) -> None:
         self._limit = _rows_limit(rows)
         self._closed = False
+        self._generation = 0
         self.start_empty()
         _recorders.add(self)
 
@@ -46,9 +78,13 @@ class Recorder:
         """Begin anew with a lock of its own, as a forked child must."""
         # Reentrant, because a signal handler may ask for a report while its own thread is counting.
         self._lock = threading.RLock()
+        self._watchers: tuple[Callable[[], None], ...] = ()  # whoever watches in the parent has no thread here
         self._empty()
 
     def _empty(self) -> None:
+        self._generation += 1
+        self._cpu = time.process_time()
+        self._cpu_used: float | None = None
         self._ring = Ring(self._limit)
         self._latencies = Latencies()
         self._busy = Busy()
@@ -67,6 +103,11 @@ class Recorder:
                     self._filled_bytes += event.bytes
         elif len(event):
             self._count(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _count(self, served: Served) -> None:
         # Nothing is changed before all that may fail has been done, so that totals and rows always agree.
@@ -113,6 +154,7 @@ class Recorder:
         """The totals up to now."""
         with self._lock:
             self._put_together()
+            latencies = [self._latencies.quantiles(total.number, 0.5, 0.99) for total in self._totals.values()]
             rows = [
                 SummaryRow(
                     path=total.way.path,
@@ -124,11 +166,11 @@ class Recorder:
                     bytes=total.bytes,
                     moved=total.moved,
                     seconds=total.busy.seconds,
-                    p50=self._latencies.quantile(total.number, 0.5),
-                    p99=self._latencies.quantile(total.number, 0.99),
+                    p50=p50,
+                    p99=p99,
                     key=total.key,
                 )
-                for total in self._totals.values()
+                for total, (p50, p99) in zip(self._totals.values(), latencies, strict=True)
             ]
             filled = Filled(self._filled_chunks, self._filled_bytes)
             seconds = self._busy.seconds
@@ -141,6 +183,30 @@ class Recorder:
             filled=filled,
             rows=tuple(rows),
         )
+
+    def look(self, after: int = 0, most: int | None = None) -> Look:
+        """The totals, and the newest requests that came after the first `after`, at most `most` of them."""
+        with self._lock:
+            summary = self.summary()
+            new = max(0, summary.requests - after)
+            newest = self.columns(new if most is None else min(new, most))
+            used = time.process_time() - self._cpu if self._cpu_used is None else self._cpu_used
+            return Look(summary, newest, summary.requests - len(newest), self._generation, self._closed, used)
+
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` after every change, on the thread that made it; returns the function that ends this.
+
+        It is called for every block, so it must be quick, and it must not raise.
+        """
+        own = lambda: watcher()  # noqa: E731, PLW0108 - an object of its own: one may watch twice
+        with self._lock:
+            self._watchers = (*self._watchers, own)
+
+        def end() -> None:
+            with self._lock:
+                self._watchers = tuple(known for known in self._watchers if known is not own)
+
+        return end
 
     def columns(self, last: int | None = None) -> Columns:
         """A copy of the newest `last` requests, or of all that are kept, as columns."""
@@ -156,11 +222,15 @@ class Recorder:
         """Forget everything."""
         with self._lock:
             self._empty()
+        self._tell()
 
     def close(self) -> None:
         """Count nothing from now on; what was counted stays. Idempotent."""
         with self._lock:
+            if self._cpu_used is None:
+                self._cpu_used = time.process_time() - self._cpu
             self._closed = True
+        self._tell()
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

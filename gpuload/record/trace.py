@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -30,6 +31,7 @@ class Trace:
     def __enter__(self) -> Self:
         if self._unsubscribe is not None:
             raise RuntimeError("a trace records one block: make another with gpuload.trace()")
+        self.recorder.clear()  # the clock of its CPU time starts with the block
         self._unsubscribe = subscribe(self.recorder)
         return self
 
@@ -52,6 +54,11 @@ class Trace:
     def columns(self, last: int | None = None) -> Columns:
         """The same as `rows`, as arrays."""
         return self.recorder.columns(last)
+
+    def widget(self) -> Any:
+        """A `gpuload.widgets.Monitor` of this trace: live in a notebook while the block runs."""
+        # The one place where the record knows of what stands above it, and only when it is asked to.
+        return importlib.import_module("gpuload.widgets").Monitor(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """The requests that are kept, one a row, as a `pandas.DataFrame`; ``summary().to_pandas()`` has the totals."""

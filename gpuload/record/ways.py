@@ -95,6 +95,8 @@ class Latencies:
     _SHIFT = 52 - _FINE
     _FIRST = (1023 - 30) << _FINE  # 2**-30 s, about 1 ns: everything shorter shares the first bin
     _BINS = 42 << _FINE  # up to 2**12 s, a little over an hour: everything longer shares the last
+    _EDGES = ((np.arange(_BINS + 1) + _FIRST) << _SHIFT).view(np.float64)
+    _MIDDLES = (_EDGES[:-1] + _EDGES[1:]) / 2
 
     def __init__(self) -> None:
         self._counts: Int64 = np.zeros((0, self._BINS), np.int64)
@@ -107,12 +109,12 @@ class Latencies:
         counts = np.bincount(way * self._BINS + bins, minlength=self._counts.size)
         self._counts += counts.reshape(self._counts.shape)
 
-    def quantile(self, way: int, q: float) -> float:
-        """The latency, in seconds, that the share `q` of the requests did not exceed."""
-        counts = np.cumsum(self._counts[way])
-        found = int(np.searchsorted(counts, max(1, math.ceil(q * int(counts[-1])))))
-        edges = np.array([found, found + 1], np.int64) + self._FIRST << self._SHIFT
-        return float(edges.view(np.float64).mean())
+    def quantiles(self, way: int, *shares: float) -> list[float]:
+        """For each share, the latency in seconds that this part of the requests did not exceed."""
+        counts = self._counts[way].cumsum()
+        n = int(counts[-1])
+        found: list[float] = self._MIDDLES[counts.searchsorted([max(1, math.ceil(q * n)) for q in shares])].tolist()
+        return found
 
 
 @dataclass(slots=True)

@@ -72,8 +72,11 @@ def declined(by: Mapping[str, Reason]) -> str:
     return ", ".join(f"{backend}: {reason}" for backend, reason in by.items())
 
 
-def headline(summary: Summary) -> str:
-    """``hipfile · fastpath 97.2 % of bytes · fallback 2.8 % (tail 2.1, unaligned-offset 0.7) · 31.4 GB/s``."""
+def headline(summary: Summary, cpu_seconds: float | None = None) -> str:
+    """``hipfile · fastpath 97.2 % of bytes · fallback 2.8 % (tail 2.1, unaligned-offset 0.7) · 31.4 GB/s``.
+
+    ``· CPU 0.03 s/GB`` follows where the CPU time is known.
+    """
     if not summary.rows:
         return "nothing was read"
     # Ranges of no bytes have no share in bytes: then requests are what can be shared out.
@@ -97,6 +100,8 @@ def headline(summary: Summary) -> str:
         parts.append(words)
     if summary.bytes_per_second is not None and summary.bytes:
         parts.append(f"{size(round(summary.bytes_per_second))}/s")
+    if cpu_seconds is not None and summary.bytes:
+        parts.append(f"CPU {three_digits(cpu_seconds / summary.bytes * 1e9)} s/GB")
     return " · ".join(parts)
 
 
