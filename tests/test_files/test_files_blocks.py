@@ -173,7 +173,7 @@ def test_two_ways_down_to_one_drive_name_it_once(sys: Sys) -> None:
 
 
 def test_a_device_that_sys_does_not_show_has_no_layers(sys: Sys) -> None:
-    assert blocks.layers((0, 41), sys=str(sys.root), proc=str(sys.root)) == ()
+    assert blocks.layers((0, 41), sys=str(sys.root)) == ()
     assert blocks.layers((0, 41), sys="/nonexistent") == ()
     # Nothing that is published speaks against it, and the driver says if it cannot.
     assert blocks.direct_reason(_geometry((0, 41)), sys=str(sys.root), proc=str(sys.root)) is None
@@ -182,7 +182,8 @@ def test_a_device_that_sys_does_not_show_has_no_layers(sys: Sys) -> None:
 @pytest.mark.parametrize("file_system", ["tmpfs", "overlay", "btrfs", "nfs4", "ext3", "fuse.s3fs", ""])
 def test_other_file_systems_are_refused_whatever_is_below(sys: Sys, file_system: str) -> None:
     sys.nvme()
-    assert blocks.direct_reason(_geometry(sys.last, file_system), sys=str(sys.root), proc=str(sys.root)) == Reason.FILE_SYSTEM
+    where = {"sys": str(sys.root), "proc": str(sys.root)}
+    assert blocks.direct_reason(_geometry(sys.last, file_system), **where) == Reason.FILE_SYSTEM
 
 
 @pytest.mark.parametrize(
