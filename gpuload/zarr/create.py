@@ -19,6 +19,7 @@ from gpuload.errors import ExistsError, UnsupportedArrayError
 from gpuload.files.writer import Writer
 from gpuload.zarr import _compat
 from gpuload.zarr.layout import layout_of
+from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 from gpuload.zarr.write import ArrayWriter
@@ -46,11 +47,17 @@ class Plan:
     path: str
     metadata: _compat.Metadata
 
+    def reader(self, store: DeviceStore) -> Reader:
+        """What reads its chunks to the host; the document need not be there."""
+        return Reader(layout_of(_compat.describe(self.metadata)), self._source(store), self.metadata)
+
+    def _source(self, store: DeviceStore) -> Source:
+        return Source(store, self.path, zarr_format=3, device="cpu", strict=False)
+
     def writer(self, store: DeviceStore, *, durable: bool | None, align: int | None) -> ArrayWriter:
         """What writes its chunks; the document need not be there."""
-        source = Source(store, self.path, zarr_format=3, device="cpu", strict=False)
         layout = layout_of(_compat.describe(self.metadata))
-        return ArrayWriter(source, self.metadata, layout, durable=durable, align=align)
+        return ArrayWriter(self._source(store), self.metadata, layout, durable=durable, align=align)
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ def _inner(sharding: Codec, shard_shape: tuple[int, ...]) -> tuple[_Chain | None
     shape = tuple(int(n) for n in configuration["chunk_shape"])
     chain = _chain(configuration["codecs"], len(shape))
     index_chain = _chain(configuration["index_codecs"], len(shape) + 1)
-    if chain is None or chain.sharding is not None or index_chain is None or not shard_shape:
+    if chain is None or chain.sharding is not None or index_chain is None:
         return None, None, shape
     checksum = len(index_chain.stages) == 1 and isinstance(index_chain.stages[0], Crc32c)
     if index_chain.order != tuple(range(len(shape) + 1)) or (index_chain.stages and not checksum):
