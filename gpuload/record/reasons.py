@@ -43,11 +43,11 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.UNALIGNED_OFFSET: (
         "The range does not start on a multiple of the drive's block, usually 4096 bytes. "
-        "Uncompressed chunks whose size is such a multiple start on one."
+        "`gpuload pack` writes a store in which every chunk does."
     ),
     Reason.UNALIGNED_SIZE: (
         "The range's length is not a multiple of the drive's block, usually 4096 bytes. "
-        "Choose chunks whose uncompressed size is one."
+        "`gpuload pack` writes a store in which every file's is one."
     ),
     Reason.UNALIGNED_MEMORY: (
         "The destination does not start at an address the drive can write to. "
@@ -55,7 +55,7 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.TAIL: (
         "The last bytes of a file, less than one block, cannot go by the fastpath. "
-        "This is normal and costs little: there is nothing to mend."
+        "That costs little with large chunks; `gpuload pack` writes a store without tails."
     ),
     Reason.BELOW_THRESHOLD: (
         "The range is so short that the fallback is faster. Larger chunks, or selections that take neighbouring chunks "
@@ -95,7 +95,7 @@ EXPLANATIONS: dict[Reason, str] = {
     ),
     Reason.HOST_CODEC: (
         "The chunk is compressed, or otherwise encoded, and was decoded on the CPU, so its bytes went to host memory "
-        "first. That is no fault: gpuload decodes on the CPU only, for now."
+        "first. gpuload decodes on the CPU only, for now; `gpuload pack` writes a store without codecs."
     ),
     Reason.HOST_DTYPE: (
         "The data type has no form on the device, such as strings, structured types or datetime64, "
