@@ -18,6 +18,7 @@ from gpuload.record import report, trace
 
 if TYPE_CHECKING:
     from gpuload import errors, widgets, zarr
+    from gpuload.checks import doctor
     from gpuload.engine.plain import RegisteredFile
     from gpuload.zarr import Array, Dataset
     from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
@@ -31,6 +32,7 @@ __all__ = [
     "RegisteredFile",
     "__version__",
     "config",
+    "doctor",
     "errors",
     "open",
     "report",
@@ -45,6 +47,7 @@ _LAZY = {
     "Array": "gpuload.zarr",
     "Dataset": "gpuload.zarr",
     "RegisteredFile": "gpuload.engine.plain",
+    "doctor": "gpuload.checks",
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",
     "save": "gpuload.zarr",

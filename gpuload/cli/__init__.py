@@ -1,4 +1,4 @@
-"""The command line: ``gpuload bench``, ``gpuload demo``, ``gpuload pack``, ``gpuload read``.
+"""The command line: ``gpuload bench``, ``demo``, ``doctor``, ``pack``, ``read``.
 
 Exit codes: 0 done, 1 an error or a difference (one line on stderr), 2 wrong usage.
 """
@@ -18,6 +18,7 @@ __all__ = ["main"]
     modules={
         "bench": "gpuload.cli.bench",
         "demo": "gpuload.cli.demo",
+        "doctor": "gpuload.cli.doctor",
         "pack": "gpuload.cli.pack",
         "read": "gpuload.cli.read",
     },

@@ -15,7 +15,7 @@ from functools import lru_cache
 from gpuload.files.geometry import Geometry
 from gpuload.request import Reason
 
-__all__ = ["Kind", "Layer", "direct_reason", "forget", "layers", "stack"]
+__all__ = ["Kind", "Layer", "direct_reason", "direct_reason_of", "forget", "layers", "on_nvme", "stack"]
 
 FILE_SYSTEMS = ("xfs", "ext4")  # that hipFile takes; cuFile's local ones too
 
@@ -81,7 +81,14 @@ def direct_reason(geometry: Geometry, *, sys: str = "/sys", proc: str = "/proc")
     Reason or None
         ``file-system``, ``ext4-journal-mode``, ``block-layer``.
     """
-    return _direct_reason(geometry.device, geometry.file_system, geometry.mount_options, sys, proc)
+    return direct_reason_of(geometry.device, geometry.file_system, geometry.mount_options, sys=sys, proc=proc)
+
+
+def direct_reason_of(
+    device: tuple[int, int], file_system: str, options: tuple[str, ...], *, sys: str = "/sys", proc: str = "/proc"
+) -> Reason | None:
+    """`direct_reason` of a mount rather than of a file of it."""
+    return _direct_reason(device, file_system, options, sys, proc)
 
 
 def layers(device: tuple[int, int], *, sys: str = "/sys") -> tuple[str, ...]:
@@ -105,6 +112,12 @@ def stack(device: tuple[int, int], *, sys: str = "/sys") -> tuple[Layer, ...]:
         Empty where the number is no block device's (tmpfs, overlay, network) or /sys does not show it.
     """
     return _stack(device, sys)
+
+
+def on_nvme(found: tuple[Layer, ...]) -> bool | None:
+    """Whether all drives of a stack are NVMe on PCIe, which alone can reach a GPU; None: no drive is to be seen."""
+    drives = [layer.kind for layer in found if layer.kind in (Kind.NVME, Kind.FABRIC, Kind.DRIVE)]
+    return all(kind is Kind.NVME for kind in drives) if drives else None
 
 
 def forget() -> None:

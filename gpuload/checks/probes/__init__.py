@@ -1,0 +1,1 @@
+"""Scripts that are run in processes of their own; nobody imports them."""
