@@ -1,8 +1,14 @@
 # Each target makes its own environment and does its job; again and again at no cost.
 #   PYTHON  the interpreter the environment is made from (default: the first of python3, python3.14 ... that is >= 3.11)
-#   VENV    where the environment lives
+#   VENV    where the environment lives (default: .venv; .venv-rocm for test-rocm)
 #   ARGS    further arguments of the command behind the target: make test ARGS="tests/test_cli -x"
 
+ifneq ($(filter test-rocm,$(MAKECMDGOALS)),)
+VENV ?= .venv-rocm
+ifneq ($(words $(MAKECMDGOALS)),1)
+$(error test-rocm goes alone: CuPy for ROCm does not share an environment with CuPy for CUDA)
+endif
+endif
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
@@ -16,6 +22,7 @@ MAKEFLAGS += --no-builtin-rules
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.gpuload
+TEST_EXTRAS := dask,demo,pandas,xarray
 
 .PHONY: help
 help: ## list the targets
@@ -32,6 +39,10 @@ test: $(STAMPS)/test ## run the tests
 .PHONY: test-deep
 test-deep: $(STAMPS)/test ## run the tests with many more examples
 	$(BIN)/python -m pytest --hypothesis-profile=deep --timeout=1800 $(ARGS)
+
+.PHONY: test-rocm
+test-rocm: $(STAMPS)/rocm ## run the tests of AMD's GPUs on a simulated ROCm; needs gcc and g++
+	PYTHONPATH=tests $(BIN)/python -m pytest -p rocm_sim.plugin -m rocm $(ARGS)
 
 .PHONY: lab
 lab: $(STAMPS)/lab ## open the notebooks in JupyterLab
@@ -93,7 +104,12 @@ $(STAMPS)/demo: pyproject.toml Makefile $(STAMPS)/pip
 
 $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
 	@echo "installing what the tests need" >&2
-	@$(PIP) install -qq --editable '.[dask,demo,pandas,xarray]' --group test
+	@$(PIP) install -qq --editable '.[$(TEST_EXTRAS)]' --group test
+	@touch $@
+
+$(STAMPS)/rocm: pyproject.toml Makefile $(STAMPS)/pip
+	@echo "installing CuPy for ROCm, hip-python and what the tests need" >&2
+	@$(PIP) install -qq --editable '.[$(TEST_EXTRAS),rocm]' --group test
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test

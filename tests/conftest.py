@@ -1,7 +1,8 @@
 """What all tests share: how many examples hypothesis tries.
 
-``default`` for every run, ``deep`` for ``make test-deep``. No deadlines: the tests assert no times. And a GPU that is
-none, for machines without one; and mounts of many kinds, where the machine lets one mount.
+``default`` for every run, ``deep`` for ``make test-deep``. No deadlines: the tests assert no times. And two GPUs that
+are none, for machines without one: a fake CuPy, and under ``make test-rocm`` the simulated ROCm; and mounts of many
+kinds, where the machine lets one mount.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,27 @@ _SLOW_DATA = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=_SLOW_DATA)
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW_DATA)
 settings.load_profile("default")
+
+
+@pytest.fixture
+def rocm_sim(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The simulated ROCm: `count`, `fault`, `stats` and more (tests/rocm_sim/README.md), as new; skips without it."""
+    plugin = request.config.pluginmanager.get_plugin("rocm_sim")
+    if plugin is None:
+        pytest.skip("needs the simulated ROCm, which `make test-rocm` runs on")
+    plugin.simulator.reset()
+    yield plugin.simulator
+    plugin.simulator.reset()
+
+
+@pytest.fixture
+def rocm_python(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Runs a script in a process of its own on a variant of the simulated ROCm (tests/rocm_sim/README.md)."""
+    plugin = request.config.pluginmanager.get_plugin("rocm_sim")
+    if plugin is None:
+        pytest.skip("needs the simulated ROCm, which `make test-rocm` runs on")
+    run: Callable[..., str] = plugin.python
+    return run
 
 
 @pytest.fixture

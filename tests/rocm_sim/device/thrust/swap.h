@@ -1,0 +1,3 @@
+// All of it is in tuple.h.
+#pragma once
+#include "tuple.h"
