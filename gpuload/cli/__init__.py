@@ -1,4 +1,4 @@
-"""The command line: ``gpuload bench``, ``demo``, ``doctor``, ``pack``, ``read``.
+"""The command line: ``gpuload bench``, ``demo``, ``doctor``, ``inspect``, ``pack``, ``read``.
 
 Exit codes: 0 done, 1 an error or a difference (one line on stderr), 2 wrong usage.
 """
@@ -19,6 +19,7 @@ __all__ = ["main"]
         "bench": "gpuload.cli.bench",
         "demo": "gpuload.cli.demo",
         "doctor": "gpuload.cli.doctor",
+        "inspect": "gpuload.cli.inspect",
         "pack": "gpuload.cli.pack",
         "read": "gpuload.cli.read",
     },

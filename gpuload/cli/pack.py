@@ -87,7 +87,7 @@ def command(
     if as_json:
         click.echo(json.dumps(asdict(done)))
         return
-    click.echo(f"{done.arrays} arrays, {done.nbytes:,} bytes in {done.shards:,} files to be, in {target!r}")
+    click.echo(f"{done.arrays} arrays, {done.nbytes:,} bytes in {done.shards:,} shards or chunks, in {target!r}")
     if done.skipped:
         click.echo(f"{done.skipped:,} of them were finished before the interruption")
     if verify:

@@ -125,7 +125,7 @@ class GpuDevice(Device):
             raise DeviceError(f"{self.name} is out of memory for a result of shape {tuple(shape)}: {error}") from error
 
     def holds(self, dtype: np.dtype[Any]) -> bool:
-        return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
+        return fits_device(dtype)
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, self.xp.ndarray) and array.device.id == self.index
@@ -151,6 +151,11 @@ class GpuDevice(Device):
             return [here]
         with self.handle:
             return [here, self.xp.cuda.get_current_stream()]
+
+
+def fits_device(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays on a GPU can have `dtype`, in native byte order; asks no GPU."""
+    return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.char not in "gG"
 
 
 HOST = HostDevice()

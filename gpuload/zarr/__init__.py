@@ -6,15 +6,27 @@ from gpuload.zarr._compat import register_pipeline
 from gpuload.zarr.array import Array
 from gpuload.zarr.dataset import Dataset
 from gpuload.zarr.enable import enable
+from gpuload.zarr.inspect import inspect
 from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
 from gpuload.zarr.pack import pack
 from gpuload.zarr.pipeline import DevicePipeline, pipeline_counts
 from gpuload.zarr.save import save
 from gpuload.zarr.store import DeviceStore
 
-__all__ = ["Array", "Dataset", "DevicePipeline", "DeviceStore", "enable", "open", "pack", "pipeline_counts", "save"]
+__all__ = [
+    "Array",
+    "Dataset",
+    "DevicePipeline",
+    "DeviceStore",
+    "enable",
+    "inspect",
+    "open",
+    "pack",
+    "pipeline_counts",
+    "save",
+]
 
-for _public in (Array, Dataset, open, pack, save, DeviceStore, DevicePipeline, enable, pipeline_counts):
+for _public in (Array, Dataset, inspect, open, pack, save, DeviceStore, DevicePipeline, enable, pipeline_counts):
     _public.__module__ = __name__
 del _public
 

@@ -1,0 +1,198 @@
+"""`inspect`: what share of a store can take the fastpath as it is stored, and what stops the rest.
+
+From metadata, indexes of shards and sizes of files alone: no chunk is read, and no GPU is needed. What a drive or a
+driver does to a request is not known here; `gpuload.trace` tells who served it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuload.engine.reader import fetch
+from gpuload.errors import ChunkSizeError
+from gpuload.files.blocks import direct_reason
+from gpuload.files.geometry import geometry
+from gpuload.files.root import Root
+from gpuload.memory.device import fits_device
+from gpuload.planning.aligned import DIRECT_ALIGN, enclose
+from gpuload.request import Int64, Reason
+from gpuload.zarr import _compat
+from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
+from gpuload.zarr.layout import Road
+from gpuload.zarr.shards import EMPTY, IndexForm
+from gpuload.zarr.source import Source
+from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.tree import Node, walk
+
+_MENDED = (Reason.HOST_CODEC, Reason.TAIL)  # by `gpuload pack`
+_WAVE_BYTES = 64 << 20  # of indexes in memory
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInspection:
+    """What is known of one array without reading it.
+
+    Parameters
+    ----------
+    name
+        Path below the root of the store, ``""`` at the root.
+    chunks
+        Elements of a chunk, an inner one where there are shards; None where they differ in shape.
+    shards
+        Elements of a shard, or None.
+    codecs
+        Names, in the order of encoding; those of the inner chunks where there are shards.
+    fastpath_bytes, fallback_bytes
+        Stored bytes of its chunks that can take the fastpath, and the others.
+    reasons
+        How many bytes each condition stops; they add up to `fallback_bytes`.
+    pack
+        The command that would mend what can be mended by writing the store anew, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    codecs: tuple[str, ...]
+    fastpath_bytes: int
+    fallback_bytes: int
+    reasons: Mapping[Reason, int]
+    pack: str | None
+
+    @property
+    def share(self) -> float:
+        """Of the bytes, what can take the fastpath; 1.0 where nothing is stored."""
+        total = self.fastpath_bytes + self.fallback_bytes
+        return self.fastpath_bytes / total if total else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "chunks": None if self.chunks is None else list(self.chunks),
+            "shards": None if self.shards is None else list(self.shards),
+            "codecs": list(self.codecs),
+            "fastpath_bytes": self.fastpath_bytes,
+            "fallback_bytes": self.fallback_bytes,
+            "reasons": {str(reason): nbytes for reason, nbytes in self.reasons.items()},
+            "pack": self.pack,
+        }
+
+
+def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
+    """Say of each array of a store how much of it can take the fastpath as stored, and what stops the rest.
+
+    Parameters
+    ----------
+    path
+        Of a zarr store in local files.
+
+    Returns
+    -------
+    arrays
+        In the order of their paths.
+
+    Raises
+    ------
+    StoreError
+        What cannot be opened.
+    ChunkError
+        A shard whose index cannot be right.
+    """
+    place = os.fsdecode(path)
+    store = DeviceStore(os.path.abspath(place), read_only=True)
+    nodes = walk(Source(store, "", zarr_format=None, device="cpu", strict=False))
+    command = _pack_command(place)
+    return tuple(_inspect(node, command) for node in nodes if node.array is not None)
+
+
+def _inspect(node: Node, command: str) -> ArrayInspection:
+    described, layout, source = _compat.describe(node.metadata), node.layout, node.source
+    files = chunk_files(source.root, source.prefix, described)
+    if layout.index is None:
+        file, offset, size = np.arange(len(files.keys)), np.zeros(len(files.keys), np.int64), files.size
+    else:
+        file, offset, size = _inner_chunks(source.root, files, layout.index)
+    total = int(size.sum())
+    reasons: dict[Reason, int] = {}
+    fast = 0
+    if not fits_device(described.dtype):
+        reasons[Reason.HOST_DTYPE] = total
+    elif layout.road is not Road.RAW:
+        reasons[Reason.HOST_CODEC] = total
+    elif total:
+        refused, align = _storage(source.root, files.keys[0])
+        start, stop = enclose(offset, size, files.size[file], align)
+        direct = np.where(stop > start, np.minimum(stop, offset + size) - np.maximum(start, offset), 0)
+        fast = int(np.maximum(direct, 0).sum())
+        reasons[Reason.TAIL] = total - fast
+        if refused is not None:
+            reasons[refused], fast = fast, 0
+    reasons = {reason: nbytes for reason, nbytes in reasons.items() if nbytes}
+    return ArrayInspection(
+        name=node.path,
+        shape=described.shape,
+        chunks=described.chunks,
+        shards=described.shards,
+        codecs=_codec_names(described),
+        fastpath_bytes=fast,
+        fallback_bytes=total - fast,
+        reasons=reasons,
+        pack=command if any(reason in reasons for reason in _MENDED) else None,
+    )
+
+
+def _inner_chunks(root: Root, files: ChunkFiles, form: IndexForm) -> tuple[Int64, Int64, Int64]:
+    """Shard, first byte and bytes of each inner chunk, from the indexes alone."""
+    found: list[tuple[Int64, Int64, Int64]] = [(np.zeros(0, np.int64),) * 3]
+    wave = max(1, _WAVE_BYTES // form.nbytes)
+    for first in range(0, len(files.keys), wave):
+        keys = files.keys[first : first + wave]
+        where = 0 if form.at_start else -form.nbytes
+        raws = fetch(root, keys, [where] * len(keys), [form.nbytes] * len(keys))
+        for i, (key, raw) in enumerate(zip(keys, raws, strict=True), first):
+            if raw is None:  # deleted since it was listed
+                continue
+            length = int(files.size[i])
+            entries = form.parse(key, raw, length)
+            entries = entries[~(entries == EMPTY).all(axis=1)]
+            limit = np.uint64(length)
+            if ((entries[:, 0] > limit) | (entries[:, 1] > limit - np.minimum(entries[:, 0], limit))).any():
+                raise ChunkSizeError(key, length, length, "the index has inner chunks beyond the end of the shard")
+            found.append((np.full(len(entries), i), entries[:, 0].astype(np.int64), entries[:, 1].astype(np.int64)))
+    file, offset, size = (np.concatenate(column) for column in zip(*found, strict=True))
+    return file, offset, size
+
+
+def _storage(root: Root, key: str) -> tuple[Reason | None, int]:
+    """Why no file of the array's mount can take the fastpath, or None; and the alignment that is in force."""
+    try:
+        fd = root.open(key, os.O_PATH)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, DIRECT_ALIGN
+    try:
+        found = geometry(fd)
+    finally:
+        os.close(fd)
+    return direct_reason(found), max(DIRECT_ALIGN, found.dio_offset_align)
+
+
+def _codec_names(described: _compat.Description) -> tuple[str, ...]:
+    codecs = described.codecs
+    if described.shards is not None:
+        codecs = tuple(codecs[0]["configuration"]["codecs"])
+    names = tuple(str(codec.get("name", codec.get("id"))) for codec in codecs)
+    return ("filters", *names) if described.filters else names
+
+
+def _pack_command(path: str) -> str:
+    stem = path.rstrip("/").removesuffix(".zarr") or "store"
+    return f"gpuload pack {shlex.quote(path)} {shlex.quote(f'{stem}.packed.zarr')}"
