@@ -60,7 +60,7 @@ class ReadRequest:
     fill
         One element, in the byte order of the stored data.
     out
-        The destination box: a NumPy or CuPy array with one axis per array dimension, of any strides.
+        The destination, as the selection's box: a NumPy or CuPy array of any strides.
     handles
         Open handles of `keys`, leased by the caller, where it has them.
     reason

@@ -8,10 +8,12 @@ arithmetic on ranges is cheaper, and its pieces are copied in longer rows.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuload.errors import SelectionError
 from gpuload.request import Int64
@@ -70,34 +72,50 @@ def from_array(key: Any, size: int, dim: int) -> Axis:
     SelectionError
         More than one dimension, neither integers nor booleans, an index out of bounds, or a mask of another length.
     """
-    try:
-        values = np.asarray(key)
-    except (TypeError, ValueError) as error:
-        raise SelectionError(f"{describe(key)} cannot select along axis {dim}: {error}") from error
+    values = as_values(key, dim)
     if values.ndim != 1:
         raise SelectionError(
             f"an array of {values.ndim} dimensions cannot select along axis {dim}: it must have just one"
         )
     if values.dtype.kind == "b":
-        if len(values) != size:
-            raise SelectionError(f"a mask of {len(values)} elements does not fit axis {dim} with size {size}")
-        return _as_range(np.flatnonzero(values))
-    if isinstance(key, list) and not key:
-        return AxisRange(0, 1, 0)
+        return as_axis(from_mask(values, (size,), dim)[0])
+    return as_axis(from_integers(values, size, dim))
+
+
+def as_values(key: Any, dim: int) -> npt.NDArray[Any]:
+    """An index array or list, for dimension `dim` and perhaps some after it, as a NumPy array; [] has integers."""
+    try:
+        values = np.asarray(key)
+    except (TypeError, ValueError) as error:
+        raise SelectionError(f"{describe(key)} cannot select along axis {dim}: {error}") from error
+    return values.astype(np.int64) if isinstance(key, list) and values.size == 0 else values
+
+
+def from_mask(mask: npt.NDArray[np.bool_], shape: Sequence[int], dim: int) -> tuple[Int64, ...]:
+    """Coordinates of the elements a mask selects of dimension `dim` and as many after it as it has, of `shape`."""
+    if mask.shape != tuple(shape):
+        if mask.ndim == 1:
+            raise SelectionError(f"a mask of {len(mask)} elements does not fit axis {dim} with size {shape[0]}")
+        raise SelectionError(f"a mask of shape {mask.shape} does not fit axes {dim}... of shape {tuple(shape)}")
+    return tuple(index.astype(np.int64, copy=False) for index in np.nonzero(mask))
+
+
+def from_integers(values: npt.NDArray[Any], size: int, dim: int) -> Int64:
+    """Coordinates an integer array of any shape lists along dimension `dim` of `size` elements, none negative."""
     if values.dtype.kind not in "iu":
         raise SelectionError(f"an array of {values.dtype} cannot select along axis {dim}: integers and booleans do")
     if size > INT64_MAX:
         raise SelectionError(f"indices of axis {dim} with size {size} do not fit into 64 bits")
     outside = (values < -size) | (values >= size)
     if outside.any():
-        wrong = int(values[np.argmax(outside)])
+        wrong = int(values.flat[np.argmax(outside)])
         raise SelectionError(f"index {wrong} is out of bounds for axis {dim} with size {size}")
     index = values.astype(np.int64)  # a copy: what is checked here must not change until it is used
     index[index < 0] += size
-    return _as_range(index)
+    return index
 
 
-def _as_range(index: Int64) -> Axis:
+def as_axis(index: Int64) -> Axis:
     """The range that lists just these coordinates, or else the list."""
     if len(index) == 0:
         return AxisRange(0, 1, 0)

@@ -108,7 +108,8 @@ class Pieces:
     Parameters
     ----------
     chunks
-        int64 (m, ndim): coordinates of the touched chunks, in C order of the grid.
+        int64 (m, ndim): coordinates of the touched chunks, in C order of the grid; of points, in that order along their
+        dimensions before the others.
     chunk
         int64 (n,): the row of `chunks` each piece belongs to; non-decreasing, and every row occurs.
     offset, size
@@ -199,13 +200,13 @@ def cut(
         none, table = np.empty(0, np.int64), np.empty((0, len(dims)), np.int64)
         return Pieces(table, none, none, none, none, none, table, form.strides, ordered)
 
-    extents = _band_extents(form, piece_bytes)
+    extents = band_extents(form, piece_bytes)
     # A list touches no more than its length; the chunks of a range are counted before they are listed.
     along = [
         touch(axis, extent) if isinstance(axis, AxisIndices) else axis
         for axis, extent in zip(axes, form.shape, strict=True)
     ]
-    _limit(
+    limit_pieces(
         math.prod(
             len(axis) if isinstance(axis, Touched) else count_chunks(axis, extent)
             for axis, extent in zip(along, form.shape, strict=True)
@@ -215,7 +216,7 @@ def cut(
         axis if isinstance(axis, Touched) else touch(axis, extent)
         for axis, extent in zip(along, form.shape, strict=True)
     ]
-    _limit(math.prod(int(count_bands(chunks[dim], extents[dim]).sum()) for dim in dims))
+    limit_pieces(math.prod(int(count_bands(chunks[dim], extents[dim]).sum()) for dim in dims))
     bands = [divide(chunks[dim], extents[dim]) for dim in dims]
     chunk, rows = combine(bands, form.order)
 
@@ -281,14 +282,15 @@ def _check(selection: Selection, shape: Sequence[int], form: ChunkForm, place_st
         raise SelectionError(f"a result of shape {selection.shape} has offsets that do not fit into 64 bits")
 
 
-def _limit(pieces: int) -> None:
+def limit_pieces(pieces: int) -> None:
+    """Refuse to plan more than `MAX_PIECES` at once."""
     if pieces > MAX_PIECES:
         raise SelectionError(
             f"the selection needs {pieces} pieces of chunks, at most {MAX_PIECES} can be planned at once"
         )
 
 
-def _band_extents(form: ChunkForm, piece_bytes: int | None) -> tuple[int, ...]:
+def band_extents(form: ChunkForm, piece_bytes: int | None) -> tuple[int, ...]:
     """Largest extent of a piece along each array dimension."""
     extents = list(form.shape)
     if piece_bytes is None or form.nbytes <= piece_bytes:

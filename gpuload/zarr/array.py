@@ -13,11 +13,12 @@ import zarr
 from gpuload.errors import (
     DestinationError,
     DeviceError,
+    SelectionError,
     UnsupportedArrayError,
 )
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.placement import overlaps
-from gpuload.planning.selection import Selection, normalise, orthogonal
+from gpuload.planning.selection import AnySelection, PointSelection, blocks, normalise, orthogonal, vectorised
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.append import append
 from gpuload.zarr.layout import Layout, layout_of
@@ -101,10 +102,11 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, selection: Any) -> Any:
-        """Read what NumPy's indexing gives: integers, slices of any step, ``...``, None, and one index array at most.
+        """Read what NumPy's indexing gives: integers, slices of any step, ``...``, None, and index arrays.
 
-        The index array is a list, or an array in host memory, of one dimension: integers in any order, with repeats,
-        or booleans, as many as there are elements along the axis. More of them are for `oindex`.
+        An index array is a list, or an array in host memory: integers in any order, with repeats, of any shape, or
+        booleans, of the shape of the dimensions it stands for. Several of them are broadcast to each other and select
+        points, as in NumPy; `oindex` has each select along its own axis.
 
         Returns
         -------
@@ -114,7 +116,7 @@ class Array:
         Raises
         ------
         SelectionError
-            An index that is out of bounds, a mask of another length, or what is no index.
+            An index that is out of bounds, a mask of another shape, or what is no index.
         ChunkError
             A chunk that cannot be read or decoded; names its key. Nothing is returned.
         """
@@ -139,7 +141,10 @@ class Array:
         ChunkError
             A chunk that cannot be written; or read, where a part of it stays. Others may have been written by then.
         """
-        ArrayWriter(self._source, self._metadata, self._layout).assign(normalise(selection, self.shape), value)
+        selected = normalise(selection, self.shape)
+        if isinstance(selected, PointSelection):
+            raise SelectionError("points (several index arrays, or a mask of several dimensions) can only be read")
+        ArrayWriter(self._source, self._metadata, self._layout).assign(selected, value)
 
     def append(self, values: Any, axis: int = 0, *, durable: bool | None = None) -> None:
         """Add `values` behind the end along `axis`; the array has its new shape afterwards.
@@ -170,9 +175,33 @@ class Array:
         self.__dict__.update(_reopen(self._source).__dict__)
 
     @property
-    def oindex(self) -> OIndex:
-        """Orthogonal selections, as zarr's ``oindex``: every axis is indexed for itself, by an array or otherwise."""
-        return OIndex(self.shape, self._read)
+    def oindex(self) -> Indexer:
+        """Orthogonal selections, as zarr's ``oindex``: ``array.oindex[rows, :, mask]``.
+
+        Along each axis stands an integer, a slice of any step, a list or array of integers in any order and with
+        repeats, or a mask; each selects along its own axis alone. The result has the axes in the array's order,
+        without those of integers.
+        """
+        return Indexer(lambda selection: orthogonal(selection, self.shape), self._read)
+
+    @property
+    def vindex(self) -> Indexer:
+        """Points, as zarr's ``vindex``: ``array.vindex[rows, columns]``, or a mask of the array's shape.
+
+        Index arrays of any shape are broadcast to each other; what they have in common comes first in the result,
+        before the axes of slices. Each chunk that holds a point is read once, in whatever order and however often its
+        points are listed.
+        """
+        return Indexer(lambda selection: vectorised(selection, self.shape), self._read)
+
+    @property
+    def blocks(self) -> Indexer:
+        """Whole chunks, by their place on the grid, as zarr's ``blocks``: ``array.blocks[0, -1]``, ``blocks[2:4]``.
+
+        Counted are the chunks that have a key: shards, where there are shards. Every axis stays, also that of an
+        integer.
+        """
+        return Indexer(lambda selection: blocks(selection, self.shape, self._layout.chunk_edges), self._read)
 
     def read(self, sel: Any = ..., out: Any = None) -> Any:
         """Read a selection, into `out` if it is given.
@@ -224,14 +253,14 @@ class Array:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._source,)
 
-    def _read(self, selection: Selection, out: Any) -> Any:
+    def _read(self, selection: AnySelection, out: Any) -> Any:
         if out is None:
             return self._make(selection)
         self._check_destination(out, selection)
         self._reader.fill(selection, out)
         return out
 
-    def _make(self, selection: Selection) -> Any:
+    def _make(self, selection: AnySelection) -> Any:
         device = self._result_device()
         dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
         out = device.empty(selection.shape, dtype)
@@ -244,7 +273,7 @@ class Array:
             return HOST
         return device
 
-    def _check_destination(self, out: Any, selection: Selection) -> None:
+    def _check_destination(self, out: Any, selection: AnySelection) -> None:
         try:
             device = of(out)
         except DeviceError as error:
@@ -263,26 +292,24 @@ class Array:
             raise DestinationError(f"out has elements that share memory: shape {out.shape}, strides {out.strides}")
 
 
-class OIndex:
-    """Orthogonal selections of an `Array`: ``array.oindex[rows, :, mask]``.
+class Indexer:
+    """One way to select from an `Array`: between brackets, or with a destination.
 
-    Along each axis stands an integer, a slice of any step, a list or array of integers in any order and with repeats,
-    or a mask; each selects along its own axis alone. The result has the axes in the array's order, without those of
-    integers. Only chunks that hold a selected element are read, and each of them once.
+    Only chunks that hold a selected element are read, and each of them once.
 
-    Threads: safe. Fork and pickle: as its `Array`.
+    Threads: safe. Fork: as its `Array`. Pickle: none, take it from its `Array`.
     """
 
-    def __init__(self, shape: tuple[int, ...], read: Callable[[Selection, Any], Any]) -> None:
-        self._shape, self._read = shape, read
+    def __init__(self, understand: Callable[[Any], AnySelection], read: Callable[[AnySelection, Any], Any]) -> None:
+        self._understand, self._read = understand, read
 
     def __getitem__(self, selection: Any) -> Any:
-        """Read an orthogonal selection; returns and raises what indexing an `Array` does."""
+        """Read a selection; returns and raises what indexing an `Array` does."""
         return self.read(selection)
 
     def read(self, sel: Any, out: Any = None) -> Any:
-        """Read an orthogonal selection, into `out` if it is given, under the conditions of `Array.read`."""
-        return self._read(orthogonal(sel, self._shape), out)
+        """Read a selection, into `out` if it is given, under the conditions of `Array.read`."""
+        return self._read(self._understand(sel), out)
 
 
 def _reopen(source: Source) -> Array:

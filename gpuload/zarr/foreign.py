@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,13 @@ from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
 from gpuload.files.root import Root
 from gpuload.planning.axis import Axis, AxisIndices
-from gpuload.planning.selection import Selection
+from gpuload.planning.selection import AnySelection, PointSelection, Selection
 from gpuload.request import Int64
 from gpuload.zarr import _compat
 from gpuload.zarr._compat import Metadata
 from gpuload.zarr.layout import Layout
+
+Edges = int | tuple[int, ...]
 
 _WAVE_BYTES = 64 << 20  # of decoded chunks at once; a larger chunk is a wave of its own
 _WAVE_CHUNKS = 1024
@@ -39,8 +42,21 @@ class _Touched:
     place: slice | Int64
 
 
-def read_foreign(metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: Selection, box: Any) -> None:
-    """Read `selection` into `box`, a NumPy array with one axis per array dimension.
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A touched chunk: its coordinates and shape; ``box[place] = chunk.transpose(axes)[source]``."""
+
+    coordinates: tuple[int, ...]
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    source: tuple[Any, ...]
+    place: tuple[Any, ...]
+
+
+def read_foreign(
+    metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: AnySelection, box: Any
+) -> None:
+    """Read `selection` into `box`, a NumPy array of the selection's box.
 
     Raises
     ------
@@ -53,15 +69,14 @@ def read_foreign(metadata: Metadata, layout: Layout, root: Root, prefix: str, se
         keys = [prefix + key for key in layout.keys(_coordinates(wave))]
         encoded = fetch(root, keys)
         present = [i for i, data in enumerate(encoded) if data is not None]
-        shapes = [tuple(part.extent for part in wave[i]) for i in present]
+        shapes = [wave[i].shape for i in present]
         chunks = _decode(metadata, shapes, [encoded[i] for i in present], [keys[i] for i in present])
         decoded = dict(zip(present, chunks, strict=True))
         for i, chunk in enumerate(wave):
-            place = _key([part.place for part in chunk], box.shape)
             if i in decoded:
-                box[place] = decoded[i][_key([part.source for part in chunk], decoded[i].shape)]
+                box[chunk.place] = decoded[i].transpose(chunk.axes)[chunk.source]
             else:
-                box[place] = layout.fill_value
+                box[chunk.place] = layout.fill_value
 
 
 def _key(parts: Sequence[slice | Int64], shape: Sequence[int]) -> tuple[Any, ...]:
@@ -92,25 +107,24 @@ def _decode(
         raise ChunkDecodeError(keys[0], f"{type(error).__name__}: {error}") from error
 
 
-def touched_chunks(layout: Layout, selection: Selection) -> Iterator[Int64]:
+def touched_chunks(layout: Layout, selection: AnySelection) -> Iterator[Int64]:
     """Coordinates of the chunks a selection touches, int64 (m, ndim), some at a time."""
     for wave in _waves(layout, selection):
         yield _coordinates(wave)
 
 
-def _coordinates(wave: list[tuple[_Touched, ...]]) -> Int64:
-    return np.array([[part.chunk for part in chunk] for chunk in wave], np.int64).reshape(len(wave), len(wave[0]))
+def _coordinates(wave: list[_Chunk]) -> Int64:
+    return np.array([chunk.coordinates for chunk in wave], np.int64).reshape(len(wave), len(wave[0].shape))
 
 
-def _waves(layout: Layout, selection: Selection) -> Iterator[list[tuple[_Touched, ...]]]:
+def _waves(layout: Layout, selection: AnySelection) -> Iterator[list[_Chunk]]:
     """The touched chunks, as many at a time as memory allows."""
-    along = [list(_touched(axis, edges)) for axis, edges in zip(selection.axes, layout.chunk_edges, strict=True)]
-    wave: list[tuple[_Touched, ...]] = []
+    edges = layout.chunk_edges
+    chunks = _of_points(edges, selection) if isinstance(selection, PointSelection) else _of_axes(edges, selection)
+    wave: list[_Chunk] = []
     nbytes = 0
-    for chunk in itertools.product(*along):
-        size = max(layout.dtype.itemsize, 1)
-        for part in chunk:
-            size *= part.extent
+    for chunk in chunks:
+        size = max(layout.dtype.itemsize, 1) * math.prod(chunk.shape)
         if wave and (nbytes + size > _WAVE_BYTES or len(wave) == _WAVE_CHUNKS):
             yield wave
             wave, nbytes = [], 0
@@ -120,7 +134,67 @@ def _waves(layout: Layout, selection: Selection) -> Iterator[list[tuple[_Touched
         yield wave
 
 
-def _touched(axis: Axis, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
+def _of_axes(edges: Sequence[Edges], selection: Selection) -> Iterator[_Chunk]:
+    """The chunks that a selection touches whose axes are each for itself."""
+    along = [list(_touched(axis, edge)) for axis, edge in zip(selection.axes, edges, strict=True)]
+    for parts in itertools.product(*along):
+        shape = tuple(part.extent for part in parts)
+        yield _Chunk(
+            coordinates=tuple(part.chunk for part in parts),
+            shape=shape,
+            axes=tuple(range(len(parts))),
+            source=_key([part.source for part in parts], shape),
+            place=_key([part.place for part in parts], selection.box),
+        )
+
+
+def _of_points(edges: Sequence[Edges], selection: PointSelection) -> Iterator[_Chunk]:
+    """The chunks that hold points."""
+    numbers = np.stack(
+        [_numbers(index, edges[dim]) for dim, index in zip(selection.dims, selection.index, strict=True)], axis=1
+    )
+    order = np.lexsort(numbers.T[::-1])
+    numbers = numbers[order]
+    starts = np.append(True, (np.diff(numbers, axis=0) != 0).any(axis=1))
+    bounds = [*np.flatnonzero(starts).tolist(), len(order)]
+    along = [list(_touched(axis, edges[dim])) for dim, axis in zip(selection.others, selection.axes, strict=True)]
+    for first, last in itertools.pairwise(bounds):
+        points = order[first:last]
+        places = np.unravel_index(points, selection.points)
+        extents, inside = [], []
+        for dim, index, number in zip(selection.dims, selection.index, numbers[first].tolist(), strict=True):
+            begin, extent = _bounds(number, edges[dim])
+            extents.append(extent)
+            inside.append(index[points] - begin)
+        for parts in itertools.product(*along):
+            axes = (*selection.dims, *selection.others)
+            ordered = np.argsort(axes).tolist()
+            coordinates = (*numbers[first].tolist(), *(part.chunk for part in parts))
+            shape = (*extents, *(part.extent for part in parts))
+            yield _Chunk(
+                coordinates=tuple(coordinates[i] for i in ordered),
+                shape=tuple(shape[i] for i in ordered),
+                axes=axes,
+                source=(*inside, *(part.source for part in parts)),
+                place=(*places, *(part.place for part in parts)),
+            )
+
+
+def _numbers(index: Int64, edges: Edges) -> Int64:
+    """The chunk each coordinate along a dimension is in."""
+    if isinstance(edges, tuple):
+        return np.searchsorted(np.cumsum(edges), index, side="right").astype(np.int64)
+    return index // edges
+
+
+def _bounds(chunk: int, edges: Edges) -> tuple[int, int]:
+    """Where a chunk along a dimension begins, and its extent."""
+    if isinstance(edges, tuple):
+        return sum(edges[:chunk]), edges[chunk]
+    return chunk * edges, edges
+
+
+def _touched(axis: Axis, edges: Edges) -> Iterator[_Touched]:
     """The chunks that are touched along a dimension, in ascending order; only those, however far apart they are."""
     if isinstance(axis, AxisIndices):
         yield from _listed(axis.index, edges)
@@ -150,15 +224,13 @@ def _touched(axis: Axis, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
         ordinal += count
 
 
-def _listed(index: Int64, edges: int | tuple[int, ...]) -> Iterator[_Touched]:
+def _listed(index: Int64, edges: Edges) -> Iterator[_Touched]:
     """The chunks that listed elements touch."""
     order = np.argsort(index, kind="stable")
-    ends = np.cumsum(edges) if isinstance(edges, tuple) else None
-    numbers = index[order] // edges if ends is None else np.searchsorted(ends, index[order], side="right")
+    numbers = _numbers(index[order], edges)
     bounds = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
     for first, last in itertools.pairwise([*bounds, len(index)]):
         chunk = int(numbers[first])
-        extent = edges[chunk] if isinstance(edges, tuple) else edges
-        begin = chunk * extent if ends is None else int(ends[chunk]) - extent
+        begin, extent = _bounds(chunk, edges)
         place = order[first:last]
         yield _Touched(chunk, extent, index[place] - begin, place)

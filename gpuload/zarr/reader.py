@@ -17,7 +17,8 @@ from gpuload.errors import ChunkDecodeError, ChunkError, ChunkReadError, StrictE
 from gpuload.files.root import irregular
 from gpuload.memory.device import GpuDevice, of
 from gpuload.planning.grid import Pieces, cut
-from gpuload.planning.selection import Selection
+from gpuload.planning.points import cut_points
+from gpuload.planning.selection import AnySelection, PointSelection
 from gpuload.request import Int64, Reason
 from gpuload.zarr._compat import Metadata
 from gpuload.zarr.foreign import read_foreign, touched_chunks
@@ -34,7 +35,7 @@ class Reader:
         self._source = source
         self._metadata = metadata
 
-    def fill(self, selection: Selection, out: Any) -> None:
+    def fill(self, selection: AnySelection, out: Any) -> None:
         """Read `selection` into `out`, a NumPy or CuPy array of just its shape and of the right dtype."""
         if 0 in selection.box:
             return
@@ -55,18 +56,16 @@ class Reader:
         read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, box)
         copy_to_device(box.astype(dtype.newbyteorder("="), copy=False), selection.as_box(out))
 
-    def _fill_own(self, selection: Selection, box: Any, on_host: bool) -> None:
+    def _fill_own(self, selection: AnySelection, box: Any, on_host: bool) -> None:
         """By the raw and the encoded road."""
         layout = self._layout
         form = layout.form
         assert form is not None
-        pieces = cut(
-            selection,
-            layout.shape,
-            form,
-            box.strides,
-            piece_bytes=None if layout.decoder else integer("piece_bytes"),
-        )
+        piece_bytes = None if layout.decoder else integer("piece_bytes")
+        if isinstance(selection, PointSelection):
+            pieces = cut_points(selection, layout.shape, form, box.strides, piece_bytes=piece_bytes)
+        else:
+            pieces = cut(selection, layout.shape, form, box.strides, piece_bytes=piece_bytes)
         fill = self._fill_whole if layout.index is None else self._fill_inner
         swap = layout.swap(box.dtype)
         fill(pieces, box, 0 if on_host else swap)
@@ -198,7 +197,7 @@ class Reader:
     def _is_strict(self) -> bool:
         return flag("strict") if self._source.strict is None else self._source.strict
 
-    def _any_file(self, selection: Selection) -> bool:
+    def _any_file(self, selection: AnySelection) -> bool:
         """Whether one of the chunks of a foreign array has a file."""
         root = self._source.root
         return any(

@@ -13,7 +13,7 @@ from gpuload.config import flag
 from gpuload.errors import DeviceError, UnsupportedArrayError
 from gpuload.files.writer import Writer
 from gpuload.memory.device import of
-from gpuload.planning.selection import normalise
+from gpuload.planning.selection import orthogonal
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
 from gpuload.zarr.create import Form, Plan, clear_place, plan_array, write_documents
@@ -86,7 +86,7 @@ def save(
     durable = flag("durable") if durable is None else durable
     store = DeviceStore(place)
     for plan, elements in arrays:
-        plan.writer(store, durable=durable, align=None).assign(normalise(..., plan.metadata.shape), elements)
+        plan.writer(store, durable=durable, align=None).assign(orthogonal(..., plan.metadata.shape), elements)
     with Writer(store.directory, durable=durable) as writer:
         write_documents(writer, nodes)
     return node_at(Source(store, "", zarr_format=3, device="auto", strict=None))

@@ -15,7 +15,8 @@ from gpuload.errors import SelectionError
 from gpuload.planning.axis import INT64_MAX, AxisIndices, AxisRange
 from gpuload.planning.grid import MAX_PIECES, ChunkForm, Pieces, cut
 from gpuload.planning.placement import collapse
-from gpuload.planning.selection import Selection, normalise, orthogonal
+from gpuload.planning.points import cut_points
+from gpuload.planning.selection import AnySelection, PointSelection, Selection, normalise, orthogonal
 
 MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 DTYPES = ["u1", ">i2", "<u4", "f8", "V3", "c16"]
@@ -61,6 +62,32 @@ def orthogonal_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
                 keys.append(np.array(sorted(draw(st.sets(index, max_size=size))), np.int16))
             case "mask":
                 keys.append(np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool))
+    return tuple(keys)
+
+
+@st.composite
+def point_selections(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
+    """Integer arrays that are read together, or a mask of several dimensions, among slices and integers."""
+    if not shape:
+        return ()
+    if draw(st.integers(0, 5)) == 0:
+        seed, share = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([0, 0.1, 0.5, 1]))
+        return np.random.default_rng(seed).random(shape) < share
+    points = draw(st.sampled_from([(5,), (9,), (3, 2), (2, 1, 2), (1,)]))
+    keys: list[Any] = []
+    for size in shape:
+        index = st.integers(-size, size - 1)
+        match draw(st.sampled_from(["slice", "points", "points", "points", "integer"])) if size else "slice":
+            case "slice":
+                bound = st.none() | st.integers(-size - 2, size + 2)
+                keys.append(slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2, 3, -1, -2]))))
+            case "points":
+                n = math.prod(points)
+                keys.append(np.array(draw(st.lists(index, min_size=n, max_size=n)), np.int64).reshape(points))
+                if draw(st.integers(0, 3)) == 0:
+                    keys[-1] = keys[-1][..., :1]
+            case _:
+                keys.append(draw(index))
     return tuple(keys)
 
 
@@ -138,7 +165,7 @@ def execute(
     return written
 
 
-def destination(data: st.DataObject, selection: Selection, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def destination(data: st.DataObject, selection: AnySelection, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """An array for the result, of odd strides at times, and the flat bytes it lives in."""
     shape = selection.shape
     axes = data.draw(st.permutations(range(len(shape))), "memory order of the result")
@@ -164,13 +191,25 @@ def test_pieces_give_the_orthogonal_selection(case: Any, data: st.DataObject) ->
     check_pieces(array, orthogonal(key, array.shape), outer(array, key), form, piece_bytes, data)
 
 
+@MANY
+@given(cases(point_selections), st.data())
+def test_pieces_give_the_points(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
+    array, key, form, piece_bytes = case
+    expected = np.asarray(array[key], array.dtype)
+    check_pieces(array, normalise(key, array.shape), expected, form, piece_bytes, data)
+
+
+def planned(selection: AnySelection, *args: Any, **options: Any) -> Pieces:
+    return (cut_points if isinstance(selection, PointSelection) else cut)(selection, *args, **options)  # type: ignore[operator]
+
+
 def check_pieces(
-    array: np.ndarray, selection: Selection, expected: np.ndarray, form: ChunkForm, piece_bytes: Any, data: Any
+    array: np.ndarray, selection: AnySelection, expected: np.ndarray, form: ChunkForm, piece_bytes: Any, data: Any
 ) -> None:
     out, memory = destination(data, selection, array.dtype)
     assert out.shape == expected.shape
     box = selection.as_box(out)
-    pieces = cut(selection, array.shape, form, box.strides, piece_bytes=piece_bytes)
+    pieces = planned(selection, array.shape, form, box.strides, piece_bytes=piece_bytes)
     origin = box.__array_interface__["data"][0] - memory.__array_interface__["data"][0] if box.size else 0
 
     assert pieces.elements == out.size
@@ -212,9 +251,26 @@ def test_pieces_of_lists_are_as_small_as_they_can_be(case: Any) -> None:
     check_smallness(array, selection, form, piece_bytes, pieces)
 
 
+@given(cases(point_selections))
+def test_pieces_of_points_are_as_small_as_they_can_be(case: Any) -> None:
+    array, key, form, piece_bytes = case
+    selection = normalise(key, array.shape)
+    pieces = planned(selection, array.shape, form, (0,) * len(selection.box), piece_bytes=piece_bytes)
+    check_smallness(array, selection, form, piece_bytes, pieces)
+
+
 def check_smallness(
-    array: np.ndarray, selection: Selection, form: ChunkForm, piece_bytes: int | None, pieces: Pieces
+    array: np.ndarray, selection: AnySelection, form: ChunkForm, piece_bytes: int | None, pieces: Pieces
 ) -> None:
+    if isinstance(selection, PointSelection):
+        every = np.moveaxis(np.indices(array.shape), 0, -1)
+        every = every.transpose((*selection.dims, *selection.others, array.ndim))[selection.index]
+        for axis, along in enumerate(selection.axes, 1):
+            every = np.take(every, [along.start + i * along.step for i in range(along.count)], axis)
+        touched = sorted(set(map(tuple, (every.reshape(-1, array.ndim) // form.shape).tolist())))
+        assert sorted(map(tuple, pieces.chunks.tolist())) == touched
+        check_sizes(form, piece_bytes, pieces, len(touched))
+        return
     coordinates = [
         axis.index.tolist()
         if isinstance(axis, AxisIndices)
@@ -225,10 +281,14 @@ def check_smallness(
     if 0 in selection.box:
         touched = []
     assert list(map(tuple, pieces.chunks.tolist())) == touched
-    assert sorted(set(pieces.chunk.tolist())) == list(range(len(touched)))
+    check_sizes(form, piece_bytes, pieces, len(touched))
+
+
+def check_sizes(form: ChunkForm, piece_bytes: int | None, pieces: Pieces, touched: int) -> None:
+    assert sorted(set(pieces.chunk.tolist())) == list(range(touched))
     assert (np.diff(pieces.chunk) >= 0).all()
     if piece_bytes is None:
-        assert len(pieces) == len(touched)
+        assert len(pieces) == touched
         assert not pieces.offset.any()
         assert (pieces.size == form.nbytes).all()
         return
@@ -381,6 +441,52 @@ def test_a_list_costs_what_it_touches() -> None:
         cut(orthogonal((index, slice(None, None, 3)), (2**62, 2**40)), (2**62, 2**40), form, (0, 0), piece_bytes=None)
     with pytest.raises(SelectionError, match="out of bounds for axis 0"):
         cut(orthogonal(index, (2**62,)), (2**61,), ChunkForm((8,), 1, (0,)), (1,), piece_bytes=None)
+
+
+def test_points_cost_what_they_touch() -> None:
+    """However far apart they are, in more chunks a dimension than a product of them could number."""
+    shape, form = (2**63 - 1,) * 3, ChunkForm((3, 5, 2), 4, (2, 0, 1))
+    rng = np.random.default_rng(3)
+    index = tuple(rng.integers(0, 2**63 - 1, 1000) for _ in shape)
+    pieces = cut_points(normalise(index, shape), shape, form, (4,), piece_bytes=None)
+    assert len(pieces) == len(pieces.chunks) == 1000
+    found = np.empty((1000, 3), np.int64)
+    assert pieces.lists is not None
+    found[pieces.lists.put] = pieces.chunks
+    np.testing.assert_array_equal(found, np.stack(index, axis=1) // form.shape)
+    last = cut_points(normalise(([-1, 0], [-1, 0], 0), shape), shape, form, (4, 4), piece_bytes=8)
+    assert last.chunks.tolist() == [[0, 0, 0], [(2**63 - 2) // 3, (2**63 - 2) // 5, 0]]
+
+
+def test_a_million_points_in_a_thousand_chunks() -> None:
+    shape, form = (10**4, 10**4), ChunkForm((320, 320), 4, (0, 1))
+    rows, columns = np.random.default_rng(0).integers(0, 10**4, (2, 10**6))
+    pieces = cut_points(normalise((rows, columns), shape), shape, form, (4,), piece_bytes=None)
+    assert len(pieces) == len(pieces.chunks) == 1024
+    assert pieces.elements == 10**6
+    assert pieces.lists is not None
+    flat = np.empty(10**6, np.int64)
+    flat[pieces.lists.put] = np.repeat(np.arange(1024), pieces.count[:, 0])
+    np.testing.assert_array_equal(pieces.chunks[flat], np.stack((rows, columns), axis=1) // 320)
+
+
+def test_points_that_do_not_belong_together() -> None:
+    form, points = ChunkForm((2, 2), 1, (0, 1)), normalise(([0, 3], [1, 2]), (4, 4))
+    with pytest.raises(ValueError, match="dimensions differ"):
+        cut_points(points, (4,), form, (1,), piece_bytes=None)
+    with pytest.raises(ValueError, match="dimensions differ"):
+        cut_points(points, (4, 4), form, (1, 1), piece_bytes=None)
+    with pytest.raises(SelectionError, match="out of bounds"):
+        cut_points(points, (3, 4), form, (1,), piece_bytes=None)
+    with pytest.raises(SelectionError, match="no elements"):
+        cut_points(points, (4, 4), ChunkForm((2, 0), 1, (0, 1)), (1,), piece_bytes=None)
+    with pytest.raises(SelectionError, match="64 bits"):
+        cut_points(points, (4, 4), form, (2**63,), piece_bytes=None)
+    with pytest.raises(ValueError, match="piece_bytes"):
+        cut_points(points, (4, 4), form, (1,), piece_bytes=0)
+    wide = normalise(([0, 3], [1, 2], slice(None)), (4, 4, 2**40))
+    with pytest.raises(SelectionError, match=str(MAX_PIECES)):
+        cut_points(wide, (4, 4, 2**40), ChunkForm((4, 4, 1), 1, (0, 1, 2)), (0, 0), piece_bytes=None)
 
 
 def test_what_does_not_belong_together() -> None:

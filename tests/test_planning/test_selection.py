@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuload.errors import DestinationError, SelectionError
 from gpuload.planning.axis import AxisIndices, AxisRange
-from gpuload.planning.selection import Selection, normalise, orthogonal
+from gpuload.planning.selection import AnySelection, PointSelection, blocks, normalise, orthogonal, vectorised
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 BOUNDS = st.none() | st.integers(-9, 9) | st.sampled_from([2**63, -(2**63), 10**30, np.int64(3), np.int8(-2)])
@@ -75,6 +75,76 @@ def test_one_array_equals_numpy(shape: tuple[int, ...], keys: list[Any], indices
     check(array, normalise(selection, shape), expected)
 
 
+def together(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
+    """Several arrays of few shapes, which fit each other more often than not, among whatever else."""
+    forms = st.sampled_from([(), (1,), (3,), (2, 1), (2, 3), (0,)])
+    least = min((size for size in shape if size), default=1)
+    integers = forms.map(lambda form: np.resize(np.array([0, -least, least - 1, 0, 2 % least]), form))
+    masks = st.integers(1, 3).flatmap(
+        lambda n: st.sampled_from([shape[at : at + n] for at in range(max(1, len(shape) - n + 1))]).map(
+            lambda form: np.arange(int(np.prod(form, dtype=int))).reshape(form) % 3 == 1
+        )
+    )
+    return st.lists(st.one_of(integers, integers, masks, KEYS), min_size=1, max_size=5).map(tuple)
+
+
+@settings(max_examples=3 * settings().max_examples)
+@given(SHAPES.flatmap(lambda shape: st.tuples(st.just(shape), together(shape))))
+@example(((3, 4, 5), ([[0, 1]], slice(None), 2)))
+@example(((3, 4, 5), (None, np.ones((3, 4), bool), ...)))
+def test_arrays_together_equal_numpy(case: tuple[tuple[int, ...], Any]) -> None:
+    shape, selection = case
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    try:
+        expected = array[_clipped(selection)]
+    except (IndexError, ValueError):
+        with pytest.raises(SelectionError):
+            normalise(selection, shape)
+        return
+    normalised = normalise(selection, shape)
+    if any(np.ndim(key) for key in selection if not isinstance(key, slice)):
+        points = vectorised(selection, shape)
+        assert sorted(points.shape) == sorted(normalised.shape)
+    check(array, normalised, expected)
+
+
+@pytest.mark.parametrize(
+    ("selection", "shape"),
+    [((1, 2), (1,)), (([1], 2), (1,)), (([[1, 2]], 0), (1, 2)), ((slice(None), [1, 2]), (2, 4)), (0, (1, 5))],
+)
+def test_shapes_of_points(selection: Any, shape: tuple[int, ...]) -> None:
+    assert vectorised(selection, (4, 5)).shape == shape
+
+
+@pytest.mark.parametrize("selection", [..., slice(None), (), (None, ...)])
+def test_no_points(selection: Any) -> None:
+    with pytest.raises(SelectionError, match="no points"):
+        vectorised(selection, (4, 5))
+
+
+def test_blocks() -> None:
+    edges: tuple[Any, ...] = (4, (1, 6))
+    assert blocks((0, -1), (9, 7), edges).axes == (AxisRange(0, 1, 4), AxisRange(1, 1, 6))
+    assert blocks((slice(1, None), 0), (9, 7), edges).shape == (5, 1)
+    assert blocks(..., (9, 7), edges).shape == (9, 7)
+    assert blocks(2, (9, 7), edges).shape == (1, 7)
+    assert blocks(slice(3, 9), (9, 7), edges).shape == (0, 7)
+    assert blocks((), (), ()).shape == ()
+    assert blocks(slice(None), (0,), (4,)).shape == (0,)
+    for selection, message in [
+        (3, "index 3 is out of bounds for axis 0 with size 3"),
+        ((0, -3), "index -3 is out of bounds for axis 1 with size 2"),
+        (slice(None, None, 2), "step 1"),
+        (slice(None, None, -1), "step 1"),
+        (None, "no axes"),
+        ([0], "is no index"),
+        (True, "is no index"),
+        ((0, 0, 0), "too many"),
+    ]:
+        with pytest.raises(SelectionError, match=message):
+            blocks(selection, (9, 7), edges)
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple), st.data())
 def test_orthogonal_indexes_each_axis_for_itself(shape: tuple[int, ...], data: st.DataObject) -> None:
     keys: list[Any] = []
@@ -94,13 +164,17 @@ def test_orthogonal_indexes_each_axis_for_itself(shape: tuple[int, ...], data: s
     check(array, orthogonal(tuple(keys), shape), expected[dropped])
 
 
-def check(array: np.ndarray, normalised: Selection, expected: np.ndarray) -> None:
+def check(array: np.ndarray, normalised: AnySelection, expected: np.ndarray) -> None:
     """Whether `normalised` says how to get `expected` from `array`, through a box."""
     assert normalised.shape == expected.shape
-    assert len(normalised.axes) == array.ndim
-
-    grid = np.ix_(*(_coordinates(axis) for axis in normalised.axes))
-    box = array[grid].reshape(normalised.box)
+    if isinstance(normalised, PointSelection):
+        assert sorted((*normalised.dims, *normalised.others)) == list(range(array.ndim))
+        lists = array.transpose((*normalised.dims, *normalised.others))[normalised.index]
+        along = (np.arange(len(lists)), *(_coordinates(axis) for axis in normalised.axes))
+        box = lists[np.ix_(*along)].reshape(normalised.box)
+    else:
+        assert len(normalised.axes) == array.ndim
+        box = array[np.ix_(*(_coordinates(axis) for axis in normalised.axes))].reshape(normalised.box)
     out = np.full(expected.shape, -1)
     view = normalised.as_box(out)
     assert view.shape == normalised.box
@@ -150,9 +224,11 @@ def _clipped(selection: Any) -> Any:
         (True, "True"),
         (np.True_, "True"),
         (np.array(True), "is no index"),
-        (([0], [1]), "2 index arrays.*oindex"),
-        (np.zeros((4, 5), bool), "2 dimensions cannot select along axis 0"),
-        ([[0, 1]], "2 dimensions cannot select along axis 0"),
+        (([0, 1], [1, 2, 3]), r"shapes \(2,\), \(3,\) cannot be broadcast"),
+        (np.zeros((4, 4), bool), r"a mask of shape \(4, 4\) does not fit axes 0... of shape \(4, 5\)"),
+        (([[0, 4]], 0), "index 4 is out of bounds for axis 0 with size 4"),
+        ((np.zeros((4, 5), bool), 0), "too many"),
+        (np.zeros((4, 5, 1), bool), "too many"),
         ([[0], [1, 2]], r"\[\[0\], \[1, 2\]\] \(list\) cannot select along axis 0"),
         ((0, np.array([True] * 4)), "a mask of 4 elements does not fit axis 1 with size 5"),
         (np.array([], bool), "a mask of 0 elements does not fit axis 0 with size 4"),

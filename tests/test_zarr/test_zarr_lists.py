@@ -203,9 +203,7 @@ def test_a_list_that_several_axes_share_a_chunk_with(tmp_path: Path, same: Same,
         ((slice(None), np.ones(13, bool)), "mask of 13 elements does not fit axis 1 with size 11"),
         ([0, 13], "index 13 is out of bounds for axis 0 with size 13"),
         ((..., [0, -8]), "index -8 is out of bounds for axis 2 with size 7"),
-        (np.zeros((2, 2), int), "2 dimensions"),
         ([1.5], "float64"),
-        (np.ones(SHAPE, bool), "3 dimensions"),
         (True, "True"),
     ],
 )
@@ -217,14 +215,110 @@ def test_refused_by_name(tmp_path: Path, keys: Any, message: str) -> None:
             read(keys)
 
 
-def test_two_arrays_are_for_oindex(tmp_path: Path) -> None:
+def points(draw: Any) -> Any:
+    """Arrays that are read together, of shapes that fit each other, perhaps among slices and integers."""
+    if draw(st.integers(0, 4)) == 0:
+        seed, share = draw(st.integers(0, 999)), draw(st.sampled_from([0, 0.02, 0.5]))
+        dims = draw(st.sampled_from([3, 3, 2]))
+        return np.random.default_rng(seed).random(SHAPE[:dims]) < share
+    form = draw(st.sampled_from([(1,), (6,), (40,), (2, 3), (3, 1, 2)]))
+    keys: list[Any] = []
+    for size in SHAPE:
+        if draw(st.integers(0, 3)) == 0:
+            keys.append(draw(basic(size)))
+            continue
+        values = draw(st.lists(st.integers(-size, size - 1), min_size=1, max_size=40))
+        keys.append(np.resize(np.array(values), form if draw(st.booleans()) else form[-1:]))
+        keys[-1] = keys[-1].tolist() if draw(st.booleans()) else keys[-1]
+    return tuple(keys)
+
+
+@settings(max_examples=max(10, settings().max_examples // 10))
+@given(data=st.data(), piece_bytes=st.sampled_from([1, 12, 40, 100, 1 << 20]))
+def test_points(stored: tuple[Path, Any], same: Same, backend: str, data: st.DataObject, piece_bytes: int) -> None:
+    """Between the brackets as NumPy has it; of `vindex` what arrays have in common comes first."""
+    path, right = stored
+    keys = points(data.draw)
+    array = opened(path)
+    expected = np.asarray(right[keys], right.dtype)
+    with config.set(piece_bytes=piece_bytes):
+        assert same(array[keys], expected)
+        for out in destinations(expected):
+            assert array.read(keys, out) is out
+            assert same(out, expected)
+        if isinstance(keys, tuple) and not any(isinstance(key, slice) for key in keys):
+            # Integers alone are a list of one point to zarr-python.
+            several = keys if any(np.ndim(key) for key in keys) else tuple([key] for key in keys)
+            assert same(array.vindex[keys], right[several])
+
+
+def test_points_and_blocks_as_zarr_python_has_them(stored: tuple[Path, Any], same: Same) -> None:
+    path, right = stored
+    array, other = opened(path), zarr.open_array(str(path), mode="r")
+    mask = np.arange(right.size).reshape(SHAPE) % 7 == 3
+    for keys in [
+        ([5, 1, 12, 1], [0, 10, 3, 0], [6, 6, 0, 6]),
+        ([[5, 1], [-1, 1]], 3, [6, -7]),
+        (12, 10, 6),
+        (np.array([3]), 2, 1),
+        mask,
+        np.zeros(SHAPE, bool),
+    ]:
+        assert same(array.vindex[keys], np.asarray(other.vindex[keys]))
+    assert same(array[mask], np.asarray(other[mask]))
+    for keys in [0, -1, (0, 1), (slice(1, 3), -1, slice(None)), ..., (..., 0), slice(0, 99), (slice(1, 1),)]:
+        expected = np.asarray(other.blocks[keys])
+        assert same(array.blocks[keys], expected)
+        out = np.empty(expected.shape, expected.dtype, order="F")
+        assert array.blocks.read(keys, out) is out
+        assert same(out, expected)
+
+
+def test_points_among_slices_of_vindex(stored: tuple[Path, Any], same: Same) -> None:
+    """What zarr-python refuses: the axes of slices come after the points."""
+    path, right = stored
+    array = opened(path)
+    rows, columns = [12, 0, 3, 0], [6, 1, 1, 1]
+    assert same(array.vindex[rows, :, columns], right[rows, :, columns])
+    assert same(array.vindex[:, rows[2:], columns[2:]], np.moveaxis(right[:, rows[2:], columns[2:]], 1, 0))
+    assert same(array.vindex[..., columns, None], np.moveaxis(right[..., columns, None], 2, 0))
+    with pytest.raises(SelectionError, match="no points"):
+        array.vindex[...]
+
+
+def test_two_arrays_are_points(tmp_path: Path) -> None:
     zarr.create_array(str(tmp_path / "a"), shape=SHAPE, chunks=CHUNKS, dtype="i4")
     array = opened(tmp_path / "a")
-    with pytest.raises(SelectionError, match="oindex"):
-        array[[0, 1], [0, 1]]
+    assert array[[0, 1], [0, 1]].shape == array.vindex[[0, 1], [0, 1]].shape == (2, 7)
     assert array.oindex[[0, 1], [0, 1]].shape == (2, 2, 7)
     with pytest.raises(DestinationError, match="shape"):
         array.oindex.read(([0, 1], [0, 1]), np.empty((2, 7), "i4"))
+    with pytest.raises(SelectionError, match="broadcast"):
+        array[[0, 1], [0, 1, 2]]
+    for keys, message in [(np.ones(SHAPE, bool), "3 dimensions"), (np.zeros((2, 2), int), "2 dimensions")]:
+        with pytest.raises(SelectionError, match=message):
+            array.oindex[keys]
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd", "shards", "encoded shards", "foreign"])
+def test_each_chunk_of_points_is_read_once(tmp_path: Path, backend: str, kind: str) -> None:
+    options = {key: (64, 64) if key == "shards" else value for key, value in KINDS[kind].items()}
+    values = np.arange(1, 256 * 256 + 1).reshape(256, 256)
+    zarr.create_array(str(tmp_path / "a"), shape=(256, 256), chunks=(16, 16), dtype="i4", **options)[...] = values
+    keys = [200, 3, 7, 3, 201, 0, 200], [9, 9, 9, 250, 9, 15, 9]
+    array = opened(tmp_path / "a")
+    array.vindex[keys]  # the indexes of the shards are cached from here on
+    with served() as seen:
+        assert np.array_equal(array.vindex[keys], values[keys])
+    assert sum(len(event.size) for event in seen if isinstance(event, Served)) == 3
+    assert not any(isinstance(event, Filled) for event in seen)
+
+
+def test_points_of_a_missing_chunk_are_filled(tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "a"), shape=(64, 64), chunks=(8, 8), dtype="i4", compressors=None, fill_value=7)
+    with served() as seen:
+        assert opened(tmp_path / "a").vindex[[60, 0, 1, 60], [3, 0, 1, 3]].tolist() == [7] * 4
+    assert [(event.chunks, event.bytes) for event in seen if isinstance(event, Filled)] == [(2, 16)]
 
 
 def test_after_pickling(tmp_path: Path) -> None:
