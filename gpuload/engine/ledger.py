@@ -88,7 +88,7 @@ class Ledger:
                 backend=self.choice.name,
                 read_path=ReadPath.FALLBACK,
                 reason=request.reason or registry.FASTPATH_REASON,
-                decode=Decode.NONE if request.decoder is None else Decode.HOST,
+                decode=Decode.HOST if request.decoder or request.reason is Reason.HOST_CODEC else Decode.NONE,
                 keys=keys,
                 key_index=np.concatenate(shifted),
                 file_offset=np.concatenate([rows.file_offset for rows in noted]),

@@ -146,6 +146,18 @@ def describe(metadata: Metadata) -> Description:
     )
 
 
+def loses_byte_order(metadata: Any) -> bool:
+    """Whether zarr-python may have dropped the byte order that the document has: 3.1.6 does, of structures."""
+    if metadata.zarr_format == 2 or metadata.dtype.to_native_dtype().names is None:
+        return False
+    return '"endian"' not in json.dumps([_as_dict(codec.to_dict()) for codec in metadata.codecs], default=str)
+
+
+def with_codecs_of(description: Description, document: bytes) -> Description:
+    """The description with its codecs as the document of the array has them, which zarr-python has understood."""
+    return replace(description, codecs=tuple(_as_dict(codec) for codec in json.loads(document)["codecs"]))
+
+
 def attributes(metadata: Any) -> dict[str, Any]:
     """User attributes of an array or group; zarr-python does not look at what they are."""
     found = metadata.attributes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
+from gpuload.engine.reader import fetch
 from gpuload.errors import (
     DestinationError,
     DeviceError,
@@ -22,7 +23,7 @@ from gpuload.planning.selection import AnySelection, PointSelection, blocks, nor
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.append import append
 from gpuload.zarr.layout import Layout, layout_of
-from gpuload.zarr.reader import Reader
+from gpuload.zarr.reader import Reader, device_dtype
 from gpuload.zarr.source import Source
 from gpuload.zarr.write import ArrayWriter
 
@@ -51,16 +52,23 @@ class Array:
     name
         Path of the array below the root of its store, ``""`` at the root.
     device
-        Where results are made: ``"cpu"`` or ``"cuda:N"``. What a device cannot hold (strings, structures, dates,
-        objects) comes as a NumPy array all the same, recorded with the reason ``host-dtype``.
+        Where results are made: ``"cpu"`` or ``"cuda:N"``. What a device cannot hold (strings, structures, objects)
+        comes as a NumPy array all the same, recorded with the reason ``host-dtype``. Dates and durations come to a
+        device as the int64 they are stored as; `time_unit` and `as_times` say what these mean.
     """
 
-    def __init__(self, source: Source, array: zarr.Array[Any]) -> None:
+    def __init__(self, source: Source, metadata: _compat.Metadata, fields: Sequence[str] = ()) -> None:
         self._source = source
-        description = _compat.describe(array.metadata)
-        self._layout = layout_of(description)
-        self._metadata = array.metadata
-        self._reader = Reader(self._layout, source, array.metadata)
+        description = _compat.describe(metadata)
+        if _compat.loses_byte_order(metadata):
+            (document,) = fetch(source.root, [f"{source.prefix}zarr.json"])
+            if document is not None:
+                description = _compat.with_codecs_of(description, document.tobytes())
+        self._layout = whole = layout_of(description)
+        for name in fields:
+            self._layout = self._layout.field(name)
+        self._metadata = metadata
+        self._reader = Reader(self._layout, source, metadata, whole=whole)
         self.name = source.path
         self.chunks = description.chunks
         self.shards = description.shards
@@ -92,6 +100,45 @@ class Array:
         return self._source.device.name
 
     @property
+    def fields(self) -> dict[str, Array]:
+        """Of an array of structures, each field as an array of its own, that reads nothing else into its results.
+
+        ``array.fields["flux"][2:5]`` is ``array["flux", 2:5]``, and goes to the device where that can hold the field.
+        """
+        return {name: self._of_field(name) for name in self.dtype.names or ()}
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        """Of what indexing gives: `dtype` on the host; on a device native-endian, int64 for dates and durations."""
+        return self.dtype if self._result_device().is_host else device_dtype(self.dtype)
+
+    @property
+    def time_unit(self) -> str | None:
+        """Of dates and durations what one count of them is: ``"s"``, ``"25us"``; None for other dtypes."""
+        if self.dtype.kind not in "mM":
+            return None
+        unit, count = np.datetime_data(self.dtype)
+        return unit if count == 1 else f"{count}{unit}"
+
+    def as_times(self, result: Any) -> npt.NDArray[Any]:
+        """Dates or durations in host memory, of a result of this array.
+
+        Parameters
+        ----------
+        result
+            What reading gave: a CuPy array of int64 on a device, where the least one is NaT; or a NumPy array.
+
+        Raises
+        ------
+        UnsupportedArrayError
+            The array has neither dates nor durations.
+        """
+        if self.dtype.kind not in "mM":
+            raise UnsupportedArrayError(f"{self!r} has neither dates nor durations")
+        host = result if isinstance(result, np.ndarray) else result.get()
+        return np.asarray(host).astype(self.dtype.newbyteorder("="), copy=False)
+
+    @property
     def layout(self) -> Layout:
         """How the elements lie in the files."""
         return self._layout
@@ -106,7 +153,8 @@ class Array:
 
         An index array is a list, or an array in host memory: integers in any order, with repeats, of any shape, or
         booleans, of the shape of the dimensions it stands for. Several of them are broadcast to each other and select
-        points, as in NumPy; `oindex` has each select along its own axis.
+        points, as in NumPy; `oindex` has each select along its own axis. The name of a field of an array of structures
+        selects that field, several names a structure of those, as zarr has it: ``array["flux", 2:5]``.
 
         Returns
         -------
@@ -120,7 +168,7 @@ class Array:
         ChunkError
             A chunk that cannot be read or decoded; names its key. Nothing is returned.
         """
-        return self._make(normalise(selection, self.shape))
+        return self._read(normalise, selection, None)
 
     def __setitem__(self, selection: Any, value: Any) -> None:
         """Write `value` into the chunks that the selection touches, each of them replaced as a whole.
@@ -142,6 +190,8 @@ class Array:
             A chunk that cannot be written; or read, where a part of it stays. Others may have been written by then.
         """
         selected = normalise(selection, self.shape)
+        if self._layout.fields:
+            raise SelectionError("single fields can only be read")
         if isinstance(selected, PointSelection):
             raise SelectionError("points (several index arrays, or a mask of several dimensions) can only be read")
         ArrayWriter(self._source, self._metadata, self._layout).assign(selected, value)
@@ -172,7 +222,7 @@ class Array:
             As by assignment; the shape is the old one then.
         """
         append(self._source, self._metadata, self.shape, values, axis, durable)
-        self.__dict__.update(_reopen(self._source).__dict__)
+        self.__dict__.update(_reopen(self._source, self._layout.fields).__dict__)
 
     @property
     def oindex(self) -> Indexer:
@@ -182,7 +232,7 @@ class Array:
         repeats, or a mask; each selects along its own axis alone. The result has the axes in the array's order,
         without those of integers.
         """
-        return Indexer(lambda selection: orthogonal(selection, self.shape), self._read)
+        return Indexer(lambda selection, out: self._read(orthogonal, selection, out))
 
     @property
     def vindex(self) -> Indexer:
@@ -192,7 +242,7 @@ class Array:
         before the axes of slices. Each chunk that holds a point is read once, in whatever order and however often its
         points are listed.
         """
-        return Indexer(lambda selection: vectorised(selection, self.shape), self._read)
+        return Indexer(lambda selection, out: self._read(vectorised, selection, out))
 
     @property
     def blocks(self) -> Indexer:
@@ -201,7 +251,8 @@ class Array:
         Counted are the chunks that have a key: shards, where there are shards. Every axis stays, also that of an
         integer.
         """
-        return Indexer(lambda selection: blocks(selection, self.shape, self._layout.chunk_edges), self._read)
+        edges = self._layout.chunk_edges
+        return Indexer(lambda sel, out: self._read(lambda keys, shape: blocks(keys, shape, edges), sel, out))
 
     def read(self, sel: Any = ..., out: Any = None) -> Any:
         """Read a selection, into `out` if it is given.
@@ -224,7 +275,7 @@ class Array:
         DestinationError
             `out` has another shape or dtype, is read-only, or is no array the device of this Array can fill.
         """
-        return self._read(normalise(sel, self.shape), out)
+        return self._read(normalise, sel, out)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -251,29 +302,50 @@ class Array:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._source,)
+        return _reopen, (self._source, self._layout.fields)
 
-    def _read(self, selection: AnySelection, out: Any) -> Any:
+    def _of_field(self, name: str) -> Array:
+        return Array(self._source, self._metadata, (*self._layout.fields, name))
+
+    def _read(self, understand: Callable[[Any, tuple[int, ...]], AnySelection], keys: Any, out: Any) -> Any:
+        """Read what `understand` makes of `keys`, among which there may be names of fields."""
+        names, keys = _names(keys)
+        if len(names) == 1:
+            return self._of_field(names[0])._read(understand, keys, out)  # noqa: SLF001 - an array as this one
+        selection = understand(keys, self.shape)
+        if names:
+            return self._make_fields(names, selection, out)
         if out is None:
             return self._make(selection)
         self._check_destination(out, selection)
         self._reader.fill(selection, out)
         return out
 
+    def _make_fields(self, names: Sequence[str], selection: AnySelection, out: Any) -> Any:
+        """Structures of some of the fields, in that order: in host memory, as all structures are."""
+        dtype = np.dtype([(name, self._layout.field(name).dtype) for name in names])
+        if out is None:
+            out = HOST.empty(selection.shape, dtype)
+        self._check_destination(out, selection, dtype)
+        whole = np.empty(selection.shape, self.dtype)
+        self._reader.fill(selection, whole)
+        for name in names:
+            out[name] = whole[name]
+        return out
+
     def _make(self, selection: AnySelection) -> Any:
         device = self._result_device()
-        dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
-        out = device.empty(selection.shape, dtype)
+        out = device.empty(selection.shape, self.result_dtype)
         self._reader.fill(selection, out)
         return out
 
     def _result_device(self) -> Device:
         device = self._source.device
-        if not device.is_host and not device.holds(self.dtype):
+        if not device.is_host and not device.holds(device_dtype(self.dtype)):
             return HOST
         return device
 
-    def _check_destination(self, out: Any, selection: AnySelection) -> None:
+    def _check_destination(self, out: Any, selection: AnySelection, dtype: np.dtype[Any] | None = None) -> None:
         try:
             device = of(out)
         except DeviceError as error:
@@ -281,7 +353,7 @@ class Array:
         expected = self._result_device()
         if device.name != expected.name:
             raise DestinationError(f"out is on {device.name}, but {self!r} gives results on {expected.name}")
-        dtype = self.dtype if device.is_host else self.dtype.newbyteorder("=")
+        dtype = dtype or self.result_dtype
         if out.dtype != dtype:
             raise DestinationError(f"out has dtype {out.dtype!r}, the array {dtype!r}")
         if tuple(out.shape) != selection.shape:
@@ -300,20 +372,30 @@ class Indexer:
     Threads: safe. Fork: as its `Array`. Pickle: none, take it from its `Array`.
     """
 
-    def __init__(self, understand: Callable[[Any], AnySelection], read: Callable[[AnySelection, Any], Any]) -> None:
-        self._understand, self._read = understand, read
+    def __init__(self, read: Callable[[Any, Any], Any]) -> None:
+        self._read = read
 
     def __getitem__(self, selection: Any) -> Any:
         """Read a selection; returns and raises what indexing an `Array` does."""
-        return self.read(selection)
+        return self._read(selection, None)
 
     def read(self, sel: Any, out: Any = None) -> Any:
         """Read a selection, into `out` if it is given, under the conditions of `Array.read`."""
-        return self._read(self._understand(sel), out)
+        return self._read(sel, out)
 
 
-def _reopen(source: Source) -> Array:
+def _names(keys: Any) -> tuple[list[str], Any]:
+    """The names of fields among the keys of a selection, and the rest of it."""
+    if isinstance(keys, str):
+        return [keys], ...
+    if not isinstance(keys, tuple):
+        return [], keys
+    names = [key for key in keys if isinstance(key, str)]
+    return names, tuple(key for key in keys if not isinstance(key, str)) if names else keys
+
+
+def _reopen(source: Source, fields: tuple[str, ...]) -> Array:
     node = source.node()
     if not isinstance(node, zarr.Array):
         raise UnsupportedArrayError(f"{source!r} is no array any more")
-    return Array(source, node)
+    return Array(source, node.metadata, fields)

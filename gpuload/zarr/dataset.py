@@ -137,7 +137,7 @@ class Dataset(Mapping[str, "Array | Dataset"]):
 def node_at(source: Source) -> Array | Dataset:
     """Open the node of `source`."""
     node = source.node()
-    return Array(source, node) if isinstance(node, zarr.Array) else Dataset(source, node)
+    return Array(source, node.metadata) if isinstance(node, zarr.Array) else Dataset(source, node)
 
 
 def _reopen(source: Source) -> Array | Dataset:

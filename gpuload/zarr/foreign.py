@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuload import events
 from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
 from gpuload.files.root import Root
 from gpuload.planning.axis import Axis, AxisIndices
 from gpuload.planning.selection import AnySelection, PointSelection, Selection
-from gpuload.request import Int64
+from gpuload.request import Filled, Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr._compat import Metadata
 from gpuload.zarr.layout import Layout
@@ -54,9 +55,9 @@ class _Chunk:
 
 
 def read_foreign(
-    metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: AnySelection, box: Any
+    metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: AnySelection, box: Any, reason: Reason
 ) -> None:
-    """Read `selection` into `box`, a NumPy array of the selection's box.
+    """Read `selection` into `box`, a NumPy array of the selection's box; the record says `reason`.
 
     Raises
     ------
@@ -67,7 +68,8 @@ def read_foreign(
     """
     for wave in _waves(layout, selection):
         keys = [prefix + key for key in layout.keys(_coordinates(wave))]
-        encoded = fetch(root, keys)
+        encoded = fetch(root, keys, reason=reason)
+        missing = nbytes = 0
         present = [i for i, data in enumerate(encoded) if data is not None]
         shapes = [wave[i].shape for i in present]
         chunks = _decode(metadata, shapes, [encoded[i] for i in present], [keys[i] for i in present])
@@ -77,6 +79,10 @@ def read_foreign(
                 box[chunk.place] = decoded[i].transpose(chunk.axes)[chunk.source]
             else:
                 box[chunk.place] = layout.fill_value
+                missing += 1
+                nbytes += box[chunk.place].size * layout.dtype.itemsize
+        if missing:
+            events.publish(Filled(missing, nbytes))
 
 
 def _key(parts: Sequence[slice | Int64], shape: Sequence[int]) -> tuple[Any, ...]:

@@ -8,13 +8,13 @@ only zarr-python's own codec pipeline decodes. With shards, the first two hold f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from gpuload.errors import UnsupportedArrayError
+from gpuload.errors import SelectionError, UnsupportedArrayError
 from gpuload.planning.grid import ChunkForm
 from gpuload.request import Int64
 from gpuload.zarr import _compat
@@ -62,6 +62,10 @@ class Layout:
         Per dimension, the extent of the chunks that have a key: one number, or one each.
     keys
         From int64 (m, ndim) coordinates to the m chunk keys, relative to the array.
+    field_offset, fields
+        Of one field of an array of structures: the byte where it starts in its structure, and its name behind those
+        of the fields it is inside of. `dtype`, `fill` and `fill_value` are the field's then, `form` is that of the
+        whole.
     """
 
     shape: tuple[int, ...]
@@ -75,11 +79,38 @@ class Layout:
     decoder: ChainDecoder | None
     chunk_edges: tuple[int | tuple[int, ...], ...]
     keys: Callable[[Int64], list[str]]
+    field_offset: int = 0
+    fields: tuple[str, ...] = ()
+
+    def field(self, name: str) -> Layout:
+        """The layout of one field of an array of structures.
+
+        Raises
+        ------
+        SelectionError
+            There is no such field.
+        """
+        if self.dtype.fields is None or name not in self.dtype.fields:
+            names = ", ".join(map(repr, self.dtype.names or ())) or "no fields"
+            raise SelectionError(f"no field named {name!r}: {self.dtype} has {names}")
+        dtype, offset = self.dtype.fields[name][:2]
+        stored = self.stored_dtype[name]
+        return replace(
+            self,
+            dtype=dtype,
+            stored_dtype=stored,
+            fill=self.fill[offset : offset + dtype.itemsize],
+            fill_value=self.fill_value[name],
+            field_offset=self.field_offset + offset,
+            fields=(*self.fields, name),
+        )
 
     def swap(self, dtype: np.dtype[Any]) -> int:
         """Width in bytes of the units to swap on the way to an array of `dtype`; 0: none."""
         if self.stored_dtype.isnative == dtype.isnative or self.stored_dtype.itemsize == 1:
             return 0
+        if dtype.names is not None:
+            return 1  # each field by its own width: on the host only
         return {"c": dtype.itemsize // 2, "U": 4, "S": 0, "V": 0, "b": 0}.get(dtype.kind, dtype.itemsize)
 
 
@@ -135,7 +166,9 @@ def layout_of(description: Description) -> Layout:
 
 def _is_flat(dtype: np.dtype[Any]) -> bool:
     """Whether elements are stored as NumPy has them in memory, but for byte order."""
-    return dtype.kind in "biufcmMSUV" and dtype.names is None and dtype.subdtype is None and dtype.itemsize > 0
+    if dtype.names is not None:
+        return dtype.itemsize > 0 and all(_is_flat(dtype[name]) for name in dtype.names)
+    return dtype.kind in "biufcmMSUV" and dtype.subdtype is None and dtype.itemsize > 0
 
 
 def _stored_dtype(dtype: np.dtype[Any], big_endian: bool | None) -> np.dtype[Any]:

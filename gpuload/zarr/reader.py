@@ -30,31 +30,45 @@ from gpuload.zarr.source import Source
 class Reader:
     """Fills arrays from one array's chunks. Threads: safe. Fork: safe. Pickle: none, it is made with its `Array`."""
 
-    def __init__(self, layout: Layout, source: Source, metadata: Metadata) -> None:
+    def __init__(self, layout: Layout, source: Source, metadata: Metadata, *, whole: Layout | None = None) -> None:
         self._layout = layout
+        self._whole = whole or layout  # of the structures that `layout` is a field of
         self._source = source
         self._metadata = metadata
 
     def fill(self, selection: AnySelection, out: Any) -> None:
-        """Read `selection` into `out`, a NumPy or CuPy array of just its shape and of the right dtype."""
+        """Read `selection` into `out`, a NumPy or CuPy array of just its shape and of the right dtype.
+
+        On a device that dtype is `device_dtype` of the layout's.
+        """
         if 0 in selection.box:
             return
-        source = self._source
+        source, layout = self._source, self._layout
         source.root.refresh()
         on_host = isinstance(out, np.ndarray)
-        if self._layout.road is not Road.FOREIGN:
+        foreign = layout.road is Road.FOREIGN
+        if not foreign and (on_host or _is_aligned(layout)):
             self._fill_own(selection, selection.as_box(out), on_host)
             return
-        reason = Reason.HOST_CODEC if self._source.device.is_host or not on_host else Reason.HOST_DTYPE
-        if self._is_strict() and self._any_file(selection):
-            raise StrictError(reason, f"{self._source!r} is decoded by zarr-python on the host")
-        if on_host:
-            read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, selection.as_box(out))
+        if foreign and self._is_strict() and self._any_file(selection):
+            raise StrictError(self._foreign_reason(on_host), f"{source!r} is decoded by zarr-python on the host")
+        if not on_host:
+            host = np.empty(selection.shape, layout.dtype)
+            self.fill(selection, host)
+            native = host.astype(layout.dtype.newbyteorder("="), copy=False)
+            copy_to_device(native.view(device_dtype(layout.dtype)), out)
             return
-        dtype = self._layout.dtype
-        box = np.empty(selection.box, dtype)
-        read_foreign(self._metadata, self._layout, source.root, source.prefix, selection, box)
-        copy_to_device(box.astype(dtype.newbyteorder("="), copy=False), selection.as_box(out))
+        box = selection.as_box(out)
+        elements = np.empty(box.shape, self._whole.dtype) if layout.fields else box
+        reason = self._foreign_reason(on_host)
+        read_foreign(self._metadata, self._whole, source.root, source.prefix, selection, elements, reason)
+        if layout.fields:
+            for name in layout.fields:
+                elements = elements[name]
+            box[...] = elements
+
+    def _foreign_reason(self, on_host: bool) -> Reason:
+        return Reason.HOST_CODEC if self._source.device.is_host or not on_host else Reason.HOST_DTYPE
 
     def _fill_own(self, selection: AnySelection, box: Any, on_host: bool) -> None:
         """By the raw and the encoded road."""
@@ -66,6 +80,8 @@ class Reader:
             pieces = cut_points(selection, layout.shape, form, box.strides, piece_bytes=piece_bytes)
         else:
             pieces = cut(selection, layout.shape, form, box.strides, piece_bytes=piece_bytes)
+        if layout.fields:
+            pieces = _of_field(pieces, layout)
         fill = self._fill_whole if layout.index is None else self._fill_inner
         swap = layout.swap(box.dtype)
         fill(pieces, box, 0 if on_host else swap)
@@ -205,6 +221,30 @@ class Reader:
             for chunks in touched_chunks(self._layout, selection)
             for stat in root.stats(self._keys(chunks))
         )
+
+
+def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What elements of `dtype` are on a device: in native byte order, and dates and durations their 64-bit counts."""
+    if dtype.kind in "mM":
+        return np.dtype(np.int64)
+    return dtype if dtype.kind == "T" else dtype.newbyteorder("=")
+
+
+def _is_aligned(layout: Layout) -> bool:
+    """Whether a kernel can load elements from where they are: fields of packed structures may lie at any byte."""
+    size = layout.dtype.itemsize
+    if not layout.fields or layout.form is None:
+        return True
+    return layout.form.itemsize % size == 0 and (layout.decoder is None or layout.field_offset % size == 0)
+
+
+def _of_field(pieces: Pieces, layout: Layout) -> Pieces:
+    """Of pieces of structures, what holds one field of them."""
+    assert layout.form is not None
+    if layout.decoder is not None:
+        return replace(pieces, source=pieces.source + layout.field_offset)
+    rest = layout.form.itemsize - layout.dtype.itemsize
+    return replace(pieces, offset=pieces.offset + layout.field_offset, size=pieces.size - rest)
 
 
 def copy_to_device(values: npt.NDArray[Any], out: Any) -> None:

@@ -54,7 +54,7 @@ def walk(source: Source) -> Iterator[Node]:
     """
     node: zarr.Array[Any] | zarr.Group = source.node()
     if isinstance(node, zarr.Array):
-        yield Node(source, node.metadata, Array(source, node))
+        yield Node(source, node.metadata, Array(source, node.metadata))
         return
     yield Node(source, node.metadata, None)
     for name in _compat.child_names(node, source.path):

@@ -24,6 +24,7 @@ pytestmark = [
 
 SHAPE, CHUNKS, SHARDS = (7, 9, 5), (3, 4, 2), (6, 8, 4)
 SELECTIONS = [..., (slice(None, None, -2), 3), (slice(2, 6), None, slice(8, 0, -3)), (1, 2, 3), slice(3, 3)]
+SELECTIONS += [([6, 0, 2], [8, 0, 8], [4, 0, 0]), (slice(1, None), [[8, 0]], [[4, 0]]), np.ones(SHAPE, bool)]
 SELECTIONS += [[6, 0, 2, 0, -1], (0, slice(None), [4, 0, 1]), (..., np.array([True, False, False, True, True]))]
 KINDS: dict[str, dict[str, Any]] = {
     "raw": {"compressors": None},
@@ -82,7 +83,20 @@ def test_on_a_device(
         assert same((array[...] == array[...]).all().get()[()], np.array_equal(right, right))
 
 
-@pytest.mark.parametrize("dtype", ["M8[s]", "S3", "U3", str])
+def test_dates_are_counts(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+    import cupy
+
+    stored = zarr.create_array(str(tmp_path / "a"), shape=(5,), chunks=(2,), dtype="M8[s]")
+    stored[:] = np.arange(5, dtype="M8[s]")
+    array = gpuload.open(tmp_path / "a", device="cuda")
+    assert isinstance(array, Array)
+    got = array[::-1]
+    assert isinstance(got, cupy.ndarray)
+    assert same(got.get(), np.arange(5)[::-1])
+    assert same(array.as_times(got), np.arange(5, dtype="M8[s]")[::-1])
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U3", str])
 def test_what_a_device_cannot_hold(tmp_path: Path, dtype: Any) -> None:
     zarr.create_array(str(tmp_path / "a"), shape=(5,), chunks=(2,), dtype=dtype)
     array = gpuload.open(tmp_path / "a", device="cuda")
