@@ -44,6 +44,10 @@ test-deep: $(STAMPS)/test ## run the tests with many more examples
 test-rocm: $(STAMPS)/rocm ## run the tests of AMD's GPUs on a simulated ROCm; needs gcc and g++
 	PYTHONPATH=tests $(BIN)/python -m pytest -p rocm_sim.plugin -m rocm $(ARGS)
 
+.PHONY: test-browser
+test-browser: $(STAMPS)/browser ## drive the widgets in JupyterLab in a browser
+	GPULOAD_TEST_BROWSER=1 $(BIN)/python -m pytest tests/test_browser $(ARGS)
+
 .PHONY: lab
 lab: $(STAMPS)/lab ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks/01_first_read.ipynb $(ARGS)
@@ -110,6 +114,20 @@ $(STAMPS)/test: pyproject.toml Makefile $(STAMPS)/pip
 $(STAMPS)/rocm: pyproject.toml Makefile $(STAMPS)/pip
 	@echo "installing CuPy for ROCm, hip-python and what the tests need" >&2
 	@$(PIP) install -qq --editable '.[$(TEST_EXTRAS),rocm]' --group test
+	@touch $@
+
+# The browser is the system's: installed where that is allowed.
+$(STAMPS)/browser: pyproject.toml Makefile $(STAMPS)/test
+	@if ! command -v chromium chromium-browser google-chrome >/dev/null; then \
+	    if [[ $$EUID == 0 ]] && command -v apt-get >/dev/null; then \
+	        echo "installing Chromium" >&2; \
+	        apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	    else \
+	        echo "no Chromium is installed; on Debian: apt-get install chromium" >&2; exit 1; \
+	    fi; \
+	fi
+	@echo "installing JupyterLab and what drives it" >&2
+	@$(PIP) install -qq --editable '.[$(TEST_EXTRAS),notebook]' --group browser
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test

@@ -17,7 +17,9 @@ ABSENT = "-"
 
 
 def three_digits(value: float) -> str:
-    """A number below 1000 with three significant digits: ``1.00``, ``12.4``, ``0.00312``."""
+    """A number with three significant digits: ``1.00``, ``12.4``, ``0.00312``; in whole from 1000: ``1,234``."""
+    if value >= 999.5:
+        return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
@@ -26,7 +28,7 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
         if float(f"{value:.3g}") < 1000:
             return f"{three_digits(value)} {unit}"
         value /= 1000
-    return f"{three_digits(value) if value < 999.5 else f'{value:,.0f}'} {units[-1]}"
+    return f"{three_digits(value)} {units[-1]}"
 
 
 def size(nbytes: int) -> str:
@@ -43,8 +45,7 @@ def speed(bytes_per_second: float | None) -> str:
     """The figure alone, in GB/s."""
     if bytes_per_second is None:
         return ABSENT
-    rate = bytes_per_second / 1e9
-    return three_digits(rate) if rate < 999.5 else f"{rate:,.0f}"
+    return three_digits(bytes_per_second / 1e9)
 
 
 def percent(part: int, whole: int) -> str:

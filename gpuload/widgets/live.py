@@ -63,5 +63,6 @@ def _kind(scripts: tuple[str, ...]) -> type[Any]:
         _css = assets.style()
         place = traitlets.Unicode().tag(sync=True)
         snapshot = traitlets.Dict().tag(sync=True)
+        closed = traitlets.Bool(False).tag(sync=True)
 
     return Live

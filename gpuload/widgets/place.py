@@ -38,6 +38,8 @@ class Place:
         self._scripts, self._still, self._text = scripts, still, text
         self._name = uuid.uuid4().hex
         self._model: Any = None
+        self._leaving: Any = None
+        self._greeted = False
         self.shown = False
 
     @property
@@ -50,9 +52,16 @@ class Place:
         from IPython.display import display
 
         if self._model is None and live.possible():
-            self._model = live.model(self._scripts, self._name, snapshot(), greeted)
+            self._model = live.model(self._scripts, self._name, snapshot(), lambda: self._greet(greeted))
         self.shown = True
         display(self._bundle(), raw=True, display_id=self._name)  # type: ignore[no-untyped-call]
+
+    def _greet(self, greeted: Callable[[], None]) -> None:
+        self._greeted = True
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.close()
+        greeted()
 
     def renew(self) -> None:
         """Bring the HTML and text of all outputs up to date."""
@@ -74,8 +83,14 @@ class Place:
     def close(self) -> None:
         """Leave the HTML alone in the page; idempotent."""
         model, self._model = self._model, None
-        if model is not None:
+        if model is None:
+            return
+        model.closed = True
+        if self._greeted:
             model.close()
+        else:
+            # anywidget reports an error of a model that is gone before its page was ready: it goes when it is.
+            self._leaving = model
 
     def html(self) -> str:
         """The output as HTML."""

@@ -55,7 +55,8 @@ class FrontEnd:
 class Model:
     """The page's side of one widget."""
 
-    comm = "open"
+    comm: str | None = "open"
+    closed = False
 
     def __init__(self, place: str, snapshot: dict[str, Any], greeted: Callable[[], None]) -> None:
         self.place, self.snapshot, self.greeted = place, snapshot, greeted

@@ -90,7 +90,7 @@ def test_a_live_monitor_ends_with_the_traces_numbers(block: Make, front_end: Any
     monitor.close()
     monitor.close()
     assert model.comm is None
-    model.greeted()  # a page that greets late
+    model.greeted()  # another page, late
 
 
 def test_two_monitors_on_one_trace_and_one_shown_twice(block: Make, front_end: Any) -> None:
@@ -107,6 +107,10 @@ def test_two_monitors_on_one_trace_and_one_shown_twice(block: Make, front_end: A
     assert front_end.models[1].messages[-1]["requests"] == 7
     assert "7" in Tags(front_end.outputs[front_end.models[0].place]["text/html"]).text
     second.close()
+    for model in front_end.models:
+        assert (model.comm, model.closed) == ("open", True)
+        model.greeted()  # a page that took its time: only now may its model go
+        assert model.comm is None
     assert shown.recorder._watchers == ()
 
 

@@ -125,7 +125,7 @@ export default () => {
       accept(model.get("snapshot"));
       model.on("change:snapshot", () => accept(model.get("snapshot")));
       model.on("msg:custom", accept);
-      places = attachEverywhere(model.get("place"), () => new MonitorView(state));
+      places = attachEverywhere(model, () => new MonitorView(state));
       model.send("hello"); // answered with the newest state when the kernel is free
       return () => places.end();
     },

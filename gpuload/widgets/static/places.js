@@ -2,13 +2,14 @@
 // model lives too, the living view takes the place of that still one. Whatever the page does with its outputs meanwhile
 // (draws them anew, detaches cells that are scrolled away, shows one twice), the view follows.
 
-function attachEverywhere(id, makeView) {
-  const selector = `[data-gpuload="${id}"]`;
+function attachEverywhere(model, makeView) {
+  const selector = `[data-gpuload="${model.get("place")}"]`;
   const views = new Map(); // place -> view
   let asked = false;
 
   function look() {
     asked = false;
+    if (model.get("closed")) return; // the still view may have its place again
     const kept = [...views.keys()].filter((place) => !place.isConnected);
     for (const place of document.querySelectorAll(selector)) {
       if (views.has(place)) continue;
