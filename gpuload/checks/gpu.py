@@ -74,12 +74,9 @@ def _present(gpus: tuple[Gpu, ...], seen: str | None) -> Check:
         return passed("gpu", f"{found}; {'CuPy sees ' + seen if seen else 'CuPy sees none'}")
     if seen:
         return passed("gpu", f"CuPy sees {seen}, though the PCI bus shows none")
-    return failed(
-        "gpu",
-        "none on the PCI bus: arrays go to host memory",
-        f"{_GIVE[Vendor.NVIDIA]} (or, AMD, "
-        f"{_GIVE[Vendor.AMD].removeprefix('docker run ').removesuffix(' ...')}) on a machine that has one",
-    )
+    given = _GIVE[Vendor.AMD].removeprefix("docker run ").removesuffix(" ...")
+    fix = f"{_GIVE[Vendor.NVIDIA]}  # AMD: {given}; on a machine that has one"
+    return failed("gpu", "none on the PCI bus: arrays go to host memory, which needs nothing mended", fix)
 
 
 def _device_files(view: View, gpus: tuple[Gpu, ...]) -> Check:

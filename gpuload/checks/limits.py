@@ -35,7 +35,11 @@ def _memlock(contained: bool) -> Check:
     limit, wanted = memlock_limit(), setting("slab.limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit is None:
-        held = "no limit" if soft == resource.RLIM_INFINITY else f"{_size(soft)}, which does not bind this process"
+        held = (
+            "no limit"
+            if soft == resource.RLIM_INFINITY
+            else f"{_size(soft)}, which does not bind this process (CAP_IPC_LOCK)"
+        )
         return passed("memlock", held)
     said = f"{_size(limit)}; slabs of up to {_size(wanted)} (slab.limit) are registered with the ring"
     if limit >= wanted:

@@ -63,7 +63,9 @@ def _file_system(said: Mapping[str, Any]) -> Check:
     if said["reason"] == Reason.FILE_SYSTEM:
         return failed(name, f"{where}: only xfs and ext4 can be read straight into a GPU", _move(said))
     if said["reason"] == Reason.EXT4_JOURNAL_MODE:
-        fix = "tune2fs -o journal_data_ordered DEVICE  # unmounted; and no other data= among the mount options"
+        drive = f"/dev/{said['backing'][0].split()[0]}" if said["backing"] else "DEVICE"
+        point = shlex.quote(said["mount_point"])
+        fix = f"umount {point} && tune2fs -o journal_data_ordered {drive} && mount -o data=ordered {drive} {point}"
         return failed(name, f"{where} does not journal in ordered mode", fix, root=True)
     return passed(name, where)
 
@@ -101,7 +103,8 @@ def _alignment(said: Mapping[str, Any]) -> Check:
     share = said["whole_blocks"] / said["bytes"]
     said_so += f": {share:.1%} of the bytes lie in whole blocks"
     if share < 0.9:
-        fix = "write it anew with chunks, or shards, of 1 MiB and more"
+        path = shlex.quote(said["path"])
+        fix = f"gpuload pack {path} {path}.packed  # into shards"
         return failed(name, f"{said_so}, for its files are small", fix)
     return passed(name, f"{said_so}, the rest goes by the fallback")
 

@@ -6,7 +6,7 @@ from gpuload.checks.child import Answers
 from gpuload.checks.report import Check, failed, passed, unknown
 from gpuload.request import Reason
 
-PROFILE = "docker run --security-opt seccomp=PROFILE.json ...  # one that allows io_uring_setup, _enter, _register"
+PROFILE = "docker run --security-opt seccomp=PROFILE.json ...  # docs/how-to/io_uring_in_containers.md makes one"
 _FIXES: dict[Reason, tuple[str, bool]] = {
     Reason.SECCOMP: (PROFILE, True),
     Reason.FORCED_OFF: ("sysctl -w kernel.io_uring_disabled=0", True),

@@ -254,8 +254,22 @@ def test_what_the_machine_lacks_is_mended_first_where_the_store_is_well(answers:
 def test_small_files_are_named(answers: Make) -> None:
     small = {**STORE, "bytes": 10_000, "whole_blocks": 4096}
     verdict, checks = store.examined(answers(store=small), "/data", USABLE, [])
-    assert next(c for c in checks if c.name == "store-alignment").status is Status.FAIL
+    alignment = next(check for check in checks if check.name == "store-alignment")
+    assert (alignment.status, alignment.fix) == (
+        Status.FAIL,
+        "gpuload pack '/data/a b.zarr' '/data/a b.zarr'.packed  # into shards",
+    )
     assert verdict.eligible is True  # what lies in whole blocks goes direct all the same
+
+
+def test_a_journal_is_put_in_order_on_its_very_drive(answers: Make) -> None:
+    wrong = {**STORE, "file_system": "ext4", "reason": "ext4-journal-mode"}
+    _, checks = store.examined(answers(store=wrong), "/data", USABLE, [])
+    journal = next(check for check in checks if check.name == "store-file-system")
+    assert journal.needs_root
+    assert journal.fix == (
+        "umount /data && tune2fs -o journal_data_ordered /dev/nvme0n1p1 && mount -o data=ordered /dev/nvme0n1p1 /data"
+    )
 
 
 def test_a_store_that_could_not_be_looked_at(answers: Make) -> None:
