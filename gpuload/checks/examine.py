@@ -54,6 +54,9 @@ def examine(path: str | os.PathLike[str] | None, view: View, timeout: float = TI
     gpus = gpu.find(view)
     vendors = frozenset(found.vendor for found in gpus) or frozenset(Vendor)
     answers = ask(_jobs(vendors, name, view), timeout)
+    cupy = answers.get("cupy") or {}
+    if not gpus and cupy.get("gpus"):  # a simulated one, or a bus that the container does not show
+        vendors = frozenset({Vendor.AMD if cupy["hip"] else Vendor.NVIDIA})
     backends = _backends(answers)
     table = mounts.rows(answers)
     sections = _sections(view, gpus, vendors, answers, table)
@@ -111,7 +114,7 @@ def _sections(
     of_vendor = libraries.checks(answers, gpus, vendors)
     if Vendor.NVIDIA in vendors:
         of_vendor[Vendor.NVIDIA].append(mounts.udev(view, _device(answers, table), limits.in_container(view)))
-    unasked = "" if gpus else ", for a machine with such a GPU"
+    unasked = "" if gpus or seen else ", for a machine with such a GPU"
     return [
         Section("GPU", (*gpu.checks(view, gpus, seen or None), libraries.cupy_check(answers, gpus))),
         Section("kernel and drivers", kernel.checks(view, vendors)),

@@ -121,6 +121,23 @@ def test_it_may_be_asked_from_threads(store: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("hip", "there", "absent"), [(True, "hip-runtime", "cuda-driver"), (False, "cuda-driver", "hip-python")]
+)
+def test_a_gpu_that_only_cupy_sees_has_a_vendor_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hip: bool, there: str, absent: str
+) -> None:
+    said = {"found": True, "hip": hip, "gpus": ["Simulated"], "pinned": ""}
+    monkeypatch.setattr(examine_module, "ask", lambda jobs, timeout: Answers({"cupy": said}))
+    report = examine(None, View(str(tmp_path)))  # no bus, no kernel, nothing
+    names = {check.name for check in report.checks}
+    assert there in names
+    assert absent not in names
+    assert report["gpu"].status is Status.PASS
+    assert report["io_uring"].status is Status.UNKNOWN
+    assert not any(state.usable for state in report.backends.values())
+
+
 def test_paths_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         gpuload.doctor(tmp_path / "nowhere")
