@@ -25,7 +25,9 @@ def main() -> None:
 
     script, steps, arguments = json.loads(sys.argv[1])
     say(step=steps[0])
-    functions = runpy.run_path(str(Path(__file__).with_name(f"{script}.py")))["STEPS"]
+    path = str(Path(__file__).with_name(f"{script}.py"))
+    # Under the name it would be imported by, which is how a measurement of coverage knows it.
+    functions = runpy.run_path(path, run_name=f"gpuload.checks.probes.{script}")["STEPS"]
     for step in steps:
         say(step=step)
         try:
