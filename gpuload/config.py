@@ -24,6 +24,9 @@ DEFAULTS: dict[str, Any] = {
     },
     "batch_bytes": 32 << 20,  # ranges that are read, copied and placed together, at most
     "piece_bytes": 1 << 20,  # the longest single read
+    "direct": {
+        "host": "auto",  # read rows straight into host arrays: "auto" | "always" where possible | "never"
+    },
     "uring": {
         "entries": 2048,
         "slots": 8192,  # fixed files

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gpuload.bindings.vectors import IOVEC, behind
 from gpuload.errors import ChunkReadError, ChunkSizeError
 from gpuload.files.root import Root, not_regular, open_error
 from gpuload.request import Float64, Int64, Reason
@@ -52,6 +53,9 @@ class Batch:
         int64 (n,): each row's entry of `keys`.
     file_offset, want, ask, address
         int64 (n,): the read; `address` lies in `block`.
+    vectors
+        int64 (n,), or None: with it a row is read into as many places, which the table at its `address` names; they are
+        bytes of the destination, and scratch in the block.
     piece
         int64 (n,): the piece of the plan each row belongs to, counted from the first of this batch.
     sizes
@@ -77,6 +81,7 @@ class Batch:
     address: Int64
     piece: Int64
     sizes: Int64
+    vectors: Int64 | None = None
     open_ended: bool = False
     proofs_from: int = -1  # rows from here on only prove the size of a file; -1: none does
     dense: bool = True  # most of its files are likely to be there
@@ -89,6 +94,7 @@ class Batch:
     error: Exception | None = None
     registered: bool = False
     blob: npt.NDArray[np.uint8] | None = None
+    rests: list[npt.NDArray[np.void]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         n = len(self.want)
@@ -101,6 +107,17 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.want)
+
+    def rest_of_table(self, row: int, got: int) -> tuple[int, int]:
+        """Address and entries of the table for what a row still lacks when it has `got` bytes; lives with the batch."""
+        assert self.vectors is not None
+        address, count = int(self.address[row]), int(self.vectors[row])
+        if not got:
+            return address, count
+        start = address - self.block.address
+        rest = behind(self.block.array[start : start + count * IOVEC.itemsize].view(IOVEC), got)
+        self.rests.append(rest)
+        return rest.ctypes.data, len(rest)
 
     def fail(self, error: Exception) -> None:
         """Keep the first error."""

@@ -103,15 +103,20 @@ class Lane:
     def read_rows(self, flags: int) -> Rows:
         """Reads of all rows, from where they are."""
         batch = self.batch
-        return abi.read_rows(
-            batch.file + self.first,
-            batch.file_offset + batch.got,
-            batch.address + batch.got,
-            batch.ask - batch.got,
-            np.arange(len(batch), dtype=np.int64) + self.mark,
-            buf_index=batch.block.buffer if batch.registered else None,
-            flags=flags,
-        )
+        slot, offset = batch.file + self.first, batch.file_offset + batch.got
+        data = np.arange(len(batch), dtype=np.int64) + self.mark
+        if batch.vectors is None:
+            buffer = batch.block.buffer if batch.registered else None
+            return abi.read_rows(
+                slot, offset, batch.address + batch.got, batch.ask - batch.got, data, buf_index=buffer, flags=flags
+            )
+        table, count = batch.address, batch.vectors
+        begun = np.flatnonzero((batch.got > 0) & (batch.got < batch.want)).tolist()
+        if begun:
+            table, count = table.copy(), count.copy()
+            for row in begun:
+                table[row], count[row] = batch.rest_of_table(row, int(batch.got[row]))
+        return abi.readv_rows(slot, offset, table, count, data, flags=flags)
 
     def window_rows(self, rows: Int64 | None) -> Rows:
         """The reads that go through the window."""
@@ -124,12 +129,16 @@ class Lane:
         """What is still to be read of one row; EAGAIN of a read that must not wait is for a worker, who may."""
         batch, got = self.batch, self.got[row]
         one = slice(row, row + 1)
+        slot, offset, data = self.first + batch.file[one], batch.file_offset[one] + got, np.array([self.mark | row])
+        if batch.vectors is not None:
+            table, count = batch.rest_of_table(row, got)
+            return abi.readv_rows(slot, offset, table, count, data, flags=abi.IOSQE_ASYNC)
         return abi.read_rows(
-            self.first + batch.file[one],
-            batch.file_offset[one] + got,
+            slot,
+            offset,
             batch.address[one] + got,
             batch.ask[one] - got,
-            np.array([self.mark | row], np.int64),
+            data,
             buf_index=batch.block.buffer if batch.registered else None,
             flags=abi.IOSQE_ASYNC,
         )

@@ -14,6 +14,7 @@ from time import monotonic
 import numpy as np
 
 from gpuload.backends.base import Availability, Batch
+from gpuload.bindings.vectors import preadv
 from gpuload.memory.slabs import Slab
 from gpuload.request import Int64, Reason
 
@@ -177,7 +178,10 @@ def _read_row(batch: Batch, row: int, fd: int) -> None:
     got = 0
     try:
         while got < want:
-            n = os.preadv(fd, [memory[start + got : start + ask]], offset + got)
+            if batch.vectors is None:
+                n = os.preadv(fd, [memory[start + got : start + ask]], offset + got)
+            else:
+                n = preadv(fd, *batch.rest_of_table(row, got), offset + got)
             got += n
             if n == 0:
                 break

@@ -161,7 +161,7 @@ class UringBackend:
         lane = Lane(number, number * self.files_per_batch, batch)
         self._lanes[number] = lane
         self._rows_left += len(batch)
-        batch.registered = batch.block.buffer != UNREGISTERED
+        batch.registered = batch.block.buffer != UNREGISTERED and batch.vectors is None
         try:
             if batch.registered:
                 self._check_block(batch)
@@ -227,8 +227,11 @@ class UringBackend:
     def _suits_chains(self, batch: Batch) -> bool:
         if self.mode == "window" or not len(batch):
             return False
-        if self.mode == "auto" and not (batch.dense and ASYNC_FROM <= int(batch.ask.max()) <= CHAIN_UP_TO):
-            return False
+        if self.mode == "auto":
+            longest = int(batch.ask.max())
+            # Into place there is nothing to do between two completions, so nothing is won by seeing each.
+            if not batch.dense or longest < ASYNC_FROM or (longest > CHAIN_UP_TO and batch.vectors is None):
+                return False
         opens = 0 if batch.handles is not None else len(batch.keys)
         return (self.linked or not opens) and len(batch) + 2 * opens <= self.ring.sq_entries
 

@@ -165,6 +165,27 @@ def read_rows(
     return rows
 
 
+def readv_rows(
+    slot: npt.ArrayLike,
+    offset: npt.ArrayLike,
+    table: npt.ArrayLike,
+    count: npt.ArrayLike,
+    user_data: npt.ArrayLike,
+    *,
+    flags: npt.ArrayLike = 0,
+) -> Rows:
+    """Rows that read at `offset` of the files in slots into the `count` places that a table of `IOVEC` names.
+
+    Parameters
+    ----------
+    table
+        Addresses of the tables, which must live until the rows are submitted.
+    """
+    rows = _rows(OP_READV, np.bitwise_or(flags, IOSQE_FIXED_FILE), user_data)
+    rows["fd"], rows["off"], rows["addr"], rows["len"] = slot, offset, table, count
+    return rows
+
+
 def openat2_rows(
     dir_fd: int,
     path_address: npt.ArrayLike,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.backends.base import Batch
+from gpuload.engine.vectors import vectors_of
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 from gpuload.memory.slabs import Block
@@ -104,7 +105,9 @@ class Plan:
     Pieces of chunks that are known to be missing come last, in no batch: ``live`` pieces are read.
     """
 
-    def __init__(self, request: ReadRequest, *, batch_bytes: int, piece_bytes: int, max_files: int) -> None:
+    def __init__(
+        self, request: ReadRequest, *, batch_bytes: int, piece_bytes: int, max_files: int, on_host: bool = False
+    ) -> None:
         self.request = request
         pieces = request.pieces
         file = request.file[pieces.chunk]
@@ -117,6 +120,7 @@ class Plan:
         self.unit = request.swap or request.itemsize
         self.pieces = _with_swap_axis(collapse(pieces, request.itemsize), request)
         self._stored(pieces)
+        self.vectors = vectors_of(self) if on_host else None
         self._pack(batch_bytes, piece_bytes, max_files)
 
     def _stored(self, pieces: Pieces) -> None:
@@ -201,7 +205,10 @@ class Plan:
         data = (0, stored)
         if self.request.decoder is not None:
             data = (stored, stored + (last - first) * self.decoded_stride)
-        proofs = _ALIGN * min(last - first, self.max_files) if self.proving else 0
+        proofs = min(last - first, self.max_files) if self.proving else 0
+        if self.vectors is not None:
+            return Part(first, last, self.vectors.room(first, last, proofs), (0, 0), self.open_ended)
+        proofs *= _ALIGN
         return Part(first, last, data[1] + _ALIGN + proofs, data, self.open_ended)
 
     def batch(self, index: int, part: Part, block: Block) -> Batch:
@@ -238,6 +245,11 @@ class Plan:
                 ask, address = np.concatenate((ask, 2 * one)), np.concatenate((address, scratch))
                 piece, file = np.concatenate((piece, piece[row])), np.concatenate((file, probe))
                 sizes = np.concatenate((sizes, total))
+        vectors = None
+        if self.vectors is not None:
+            surplus = ask - want
+            surplus[b - a :] = 2
+            address, vectors = self.vectors.write(a, b, surplus, block.array, block.address)
         return Batch(
             root=request.root,
             keys=keys,
@@ -250,6 +262,7 @@ class Plan:
             address=address,
             piece=piece,
             sizes=sizes,
+            vectors=vectors,
             open_ended=self.open_ended,
             proofs_from=proofs_from,
             index=index,

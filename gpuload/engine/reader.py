@@ -133,12 +133,15 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
     io = io_thread()
     choice, (batch_bytes, max_files) = _choose(io, device)
     batch_bytes = _share(request, batch_bytes)
-    plan = Plan(request, batch_bytes=batch_bytes, piece_bytes=integer("piece_bytes"), max_files=max_files)
+    on_host = not isinstance(device, GpuDevice)
+    plan = Plan(
+        request, batch_bytes=batch_bytes, piece_bytes=integer("piece_bytes"), max_files=max_files, on_host=on_host
+    )
     if request.handles is None and plan.needs_handles:
         _read_in_waves(request, device)
         return
     sink: Sink = DeviceSink(plan, device) if isinstance(device, GpuDevice) else HostSink(plan)
-    inline = isinstance(device, GpuDevice) and request.decoder is None
+    inline = plan.vectors is not None or (isinstance(device, GpuDevice) and request.decoder is None)
     job = Job(plan, choice, sink, inline=inline, nested=nested)
     if plan.live < len(plan.pieces):
         sink.fill(plan.live, len(plan.pieces))

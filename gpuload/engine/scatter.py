@@ -65,6 +65,8 @@ class HostSink:
         if missing is not None:
             for piece in np.flatnonzero(missing).tolist():
                 self.fill(first + piece, first + piece + 1)
+        if plan.vectors is not None:  # the kernel has put the others in place
+            return
         if self._gather is not None:
             for piece in range(first, last):
                 if missing is None or not missing[piece - first]:

@@ -295,7 +295,7 @@ class IoThread:
             return
         job.dense = 8 * int(batch.missing.sum()) <= len(batch.missing)
         job.ledger.note(batch)
-        if not job.inline:
+        if not job.inline or (job.plan.vectors is not None and batch.missing.any()):  # filling is work
             job.out[batch.index] = batch.block
             job.ready.put(batch)
             return

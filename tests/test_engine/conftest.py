@@ -186,6 +186,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture(params=["by way of slabs", "straight into place"])
+def road(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways that uncompressed chunks can go into host arrays."""
+    with config.set({"direct.host": "always" if request.param.startswith("straight") else "never"}):
+        yield request.param
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Slabs are poisoned in every test, and after it no block is lent and no handle leased."""

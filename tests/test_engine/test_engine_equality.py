@@ -51,6 +51,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "piece_bytes": draw(st.sampled_from([1, 7, 16, 64, 1 << 20])),
         "selections": [one_selection(draw, shape) for _ in range(3)],
         "out": draw(st.sampled_from(["C", "F", "gaps", "reversed"])),
+        "direct": draw(st.sampled_from(["always", "never"])),
     }
 
 
@@ -77,7 +78,7 @@ def data_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @given(case=cases())
 def test_random_selections_equal_numpy(case: dict[str, Any], stored: Any, backend: str, poisoned: Any) -> None:
     data = data_of(case["shape"], case["dtype"])
-    with config.set(piece_bytes=case["piece_bytes"]):
+    with config.set({"piece_bytes": case["piece_bytes"], "direct.host": case["direct"]}):
         array = stored(data, case["chunks"], kind=case["kind"], order=case["order"], missing=case["missing"])
         for selection in case["selections"]:
             expected = array.full[selection]
@@ -90,10 +91,12 @@ def test_random_selections_equal_numpy(case: dict[str, Any], stored: Any, backen
                 assert (memory.reshape(-1).view(np.uint8) == 0xA5).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "raw, straight", "shard, straight"])
 def test_many_batches_equal_numpy(kind: str, stored: Any, backend: str, fresh: Any) -> None:
     data = np.arange(40 * 41 * 17, dtype="<i4").reshape(40, 41, 17)
-    with config.set({"batch_bytes": 4096, "piece_bytes": 512, "slab.size": 1 << 20}):
+    kind, _, straight = kind.partition(", ")
+    direct = "always" if straight else "never"
+    with config.set({"batch_bytes": 4096, "piece_bytes": 512, "slab.size": 1 << 20, "direct.host": direct}):
         array = stored(data, (7, 8, 9), kind=kind, missing=(0, 5, 31))
         array.check()
         array.check((slice(None, None, -3), 17, slice(3, 15)))

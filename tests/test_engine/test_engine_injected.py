@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 from gpuload import config
+from gpuload.backends import posix
 from gpuload.bindings import uring_abi as abi
+from gpuload.bindings.vectors import IOVEC
 from gpuload.engine import reader, transfer
 from gpuload.engine.job import Job
 from gpuload.engine.scatter import HostSink
 from gpuload.errors import ChunkReadError, TransportError
 
-READS = (abi.OP_READ, abi.OP_READ_FIXED)
+READS = (abi.OP_READ, abi.OP_READ_FIXED, abi.OP_READV)
 
 
 class Fault:
@@ -32,8 +34,8 @@ class Fault:
         self.shorten: Callable[[int], int] = lambda nbytes: nbytes
         self.fail_read: Callable[[int], int] = lambda number: 0  # from the number of the read to an errno
         self.fail_open: Callable[[int], int] = lambda number: 0
-        self._reads = self._opens = 0
-        self._where: dict[int, tuple[int, int, int]] = {}
+        self._reads = self._opens = self.vectored = 0
+        self._where: dict[int, tuple[int, np.ndarray]] = {}
         if backend == "io_uring":
             with config.set(backend=backend):
                 transfer.io_thread().prepare(backend, reader.HOST)
@@ -44,6 +46,8 @@ class Fault:
         else:
             self._preadv = os.preadv
             monkeypatch.setattr(os, "preadv", self._posix_preadv)
+            self._preadv_by_table = posix.preadv
+            monkeypatch.setattr(posix, "preadv", self._posix_preadv_by_table)
 
     def _code(self, kind: str) -> int:
         if kind == "read":
@@ -59,24 +63,38 @@ class Fault:
     def _ring_push(self, rows: Any) -> int:
         rows = rows.copy()
         for row in rows:
-            if row["opcode"] in READS:
-                asked = int(row["len"])
-                row["len"] = self.shorten(asked)
-                self.injected["short"] += int(row["len"]) < asked
-            self._where[int(row["user_data"])] = (int(row["opcode"]), int(row["addr"]), int(row["len"]))
+            places = np.zeros(0, IOVEC)
+            if row["opcode"] == abi.OP_READV:
+                self.vectored += 1
+                places = self._shortened(_table(int(row["addr"]), int(row["len"])))
+                row["addr"], row["len"] = places.ctypes.data, len(places)
+            elif row["opcode"] in READS:
+                places = self._shortened(np.array([(row["addr"], row["len"])], IOVEC))
+                row["len"] = places["length"][0]
+            self._where[int(row["user_data"])] = (int(row["opcode"]), places)
         return int(self._push(rows))
+
+    def _shortened(self, places: np.ndarray) -> np.ndarray:
+        """A table of the first of the bytes that a table is for, as many as `shorten` says."""
+        asked = int(places["length"].sum())
+        nbytes = self.shorten(asked)
+        self.injected["short"] += nbytes < asked
+        places = places.copy()
+        ends = np.cumsum(places["length"].astype(np.int64))
+        places["length"] = np.clip(places["length"].astype(np.int64) - (ends - nbytes), 0, places["length"])
+        return places
 
     def _ring_reap(self) -> Any:
         done = self._reap()
         for completion in done:
-            opcode, address, nbytes = self._where[int(completion["user_data"])]
+            opcode, places = self._where[int(completion["user_data"])]
             code = 0
             if completion["res"] == -errno.ECANCELED:
                 continue  # it never started: the open before it failed
             if opcode in READS:
                 code = self._code("read")
                 if code:
-                    ctypes.memset(address, 0x5A, nbytes - 1)  # the last byte asked for may be the next chunk's first
+                    _spoil(places)
             elif opcode == abi.OP_OPENAT2:
                 code = self._code("open")
             if code:
@@ -93,6 +111,26 @@ class Fault:
         self.injected["short"] += nbytes < asked
         return self._preadv(fd, [buffers[0][:nbytes]], offset)
 
+    def _posix_preadv_by_table(self, fd: int, table: int, count: int, offset: int) -> int:
+        self.vectored += 1
+        places = _table(table, count)
+        code = self._code("read")
+        if code:
+            _spoil(places)
+            raise OSError(code, os.strerror(code))
+        places = self._shortened(places)
+        return self._preadv_by_table(fd, places.ctypes.data, count, offset)
+
+
+def _table(address: int, count: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_char * (count * IOVEC.itemsize)).from_address(address), IOVEC)
+
+
+def _spoil(places: np.ndarray) -> None:
+    """Leave rubbish where a read that failed may have; the last byte asked for may be the next chunk's first."""
+    for base, length in places.tolist():
+        ctypes.memset(base, 0x5A, max(0, length - 1))
+
 
 @pytest.fixture
 def fault(backend: str, monkeypatch: pytest.MonkeyPatch, fresh: Any) -> Fault:
@@ -106,10 +144,12 @@ def ring_fault(monkeypatch: pytest.MonkeyPatch, fresh: Any) -> Iterator[Fault]:
         yield Fault("io_uring", monkeypatch)
 
 
-@pytest.fixture(params=["raw", "zlib", "shard", "zshard"])
-def array(stored: Any, request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=["raw", "zlib", "shard", "zshard", "raw, straight", "shard, straight"])
+def array(stored: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     data = np.random.default_rng(8).integers(0, 1 << 60, (6, 9000), np.int64)
-    return stored(data, (1, 5000), kind=request.param, missing=(5,))
+    kind, _, straight = request.param.partition(", ")
+    with config.set({"direct.host": "always" if straight else "never"}):
+        yield stored(data, (1, 5000), kind=kind, missing=(5,))
 
 
 def test_short_reads_go_on_where_they_stopped(array: Any, fault: Fault, served: Any, totals: Any) -> None:
@@ -118,6 +158,7 @@ def test_short_reads_go_on_where_they_stopped(array: Any, fault: Fault, served: 
     array.check()
     array.check(np.s_[::-1, 77:8000:3])
     assert fault.injected["short"] > 10
+    assert bool(fault.vectored) == (config.get("direct.host") == "always")
     assert totals(served)["size"] <= totals(served)["moved"]
 
 

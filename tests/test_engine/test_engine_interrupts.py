@@ -107,7 +107,7 @@ def test_ctrl_c_in_the_middle_of_a_large_read(
             else:
                 _thread.interrupt_main()
 
-    with config.set({"batch_bytes": 64 << 10}):
+    with config.set({"batch_bytes": 64 << 10, "direct.host": "never"}):  # its caller would place nothing
         array = stored(np.arange(1 << 19, dtype="<i8"), (4096,), kind=kind, per_shard=64)
         array.check()
         monkeypatch.setattr(HostSink, "place", place)

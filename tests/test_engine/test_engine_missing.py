@@ -10,6 +10,8 @@ import pytest
 from gpuload import config
 from gpuload.engine import transfer
 
+pytestmark = pytest.mark.usefixtures("road")
+
 
 def ring_of_the_io_thread() -> Any:
     return transfer.io_thread()._backends["io_uring"].ring

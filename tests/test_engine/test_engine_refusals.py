@@ -24,6 +24,8 @@ from gpuload.errors import (
 
 KINDS = ["raw", "zlib"]
 
+pytestmark = pytest.mark.usefixtures("road")
+
 
 @pytest.fixture
 def array(stored: Any, request: pytest.FixtureRequest) -> Any:
@@ -237,7 +239,8 @@ for backend in ("io_uring", "posix"):
             assert t.open_descriptors() == before
             print(backend, array.kind)
 """
-    printed = python(script, tmp_path, other_user=True)
+    way = config.get("direct.host")
+    printed = python(script, tmp_path, other_user=True, GPULOAD_DIRECT__HOST=way)
     assert printed.split("\n") == [f"{b} {k}" for b in ("io_uring", "posix") for k in ("raw", "zlib", "shard")]
 
 

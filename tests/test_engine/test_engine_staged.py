@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from gpuload.bindings import uring_abi as abi
 from gpuload.engine import reader, transfer
 
 pytestmark = pytest.mark.skipif(not registry.available("io_uring").usable, reason="io_uring is not available here")
+
+
+@pytest.fixture(autouse=True)
+def by_way_of_slabs() -> Iterator[None]:
+    with config.set({"direct.host": "never"}):
+        yield
 
 
 def ring() -> Any:

@@ -72,3 +72,18 @@ def test_a_gpu_by_name() -> None:
         device.resolve("cuda:99")
     with pytest.raises(DeviceError, match="out of memory"):
         gpu.empty((1 << 50,), "u1")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<f8", "V7", "S3", "<U5", "O"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_host_arrays_start_at_a_cache_line(dtype: str, order: str) -> None:
+    # The kernel's copy into other places takes several times as long.
+    for shape in ((0, 3), (), (7, 1000), (3, 5, 50_001)):
+        array = device.HOST.empty(shape, dtype, order)
+        assert array.shape == shape
+        assert array.dtype == np.dtype(dtype)
+        assert array.flags[f"{order}_CONTIGUOUS"]
+        if array.nbytes >= 4096 and dtype != "O":
+            assert array.ctypes.data % 64 == 0
+        if array.size:
+            array[...] = array.dtype.type() if dtype != "V7" else b"1234567"

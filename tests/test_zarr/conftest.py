@@ -73,11 +73,12 @@ def poisoned_results() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["io_uring", "posix"])
+@pytest.fixture(params=["io_uring", "posix", "io_uring, straight into place", "posix, straight into place"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each fallback backend in turn."""
-    state = registry.available(request.param)
+    """Each fallback backend in turn, by way of slabs and straight into place."""
+    name, _, straight = request.param.partition(", ")
+    state = registry.available(name)
     if state.reason is not None:
-        pytest.skip(f"{request.param} is not available here: {state.reason} {state.detail}")
-    with config.set(backend=request.param):
-        yield request.param
+        pytest.skip(f"{name} is not available here: {state.reason} {state.detail}")
+    with config.set({"backend": name, "direct.host": "always" if straight else "never"}):
+        yield name

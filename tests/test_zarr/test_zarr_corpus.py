@@ -92,12 +92,14 @@ def test_selections(
     documents = [document for document in DOCUMENTS if shape_of(document) == shape and readable(document) is not None]
 
     @settings(max_examples=max(200, settings().max_examples))
-    @given(st.sampled_from(documents), st.sampled_from(BACKENDS), selections(shape))
-    def check(document: str, backend: str, selection: Any) -> None:
+    @given(
+        st.sampled_from(documents), st.sampled_from(BACKENDS), st.sampled_from(["always", "never"]), selections(shape)
+    )
+    def check(document: str, backend: str, direct: str, selection: Any) -> None:
         array = readable(document)
         assert array is not None
         right = np.asarray(expected(document)[selection], array.dtype)
-        with config.set(backend=backend):
+        with config.set({"backend": backend, "direct.host": direct}):
             assert same(array[selection], right)
 
     if documents:
