@@ -5,10 +5,20 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytestmark = pytest.mark.rocm
+
+TWO = """
+import cupy
+with cupy.cuda.Device(1):
+    there = cupy.full(1000, 7, "u1")
+    assert (there + 1).sum().get() == 8000
+assert there.device.id == 1
+here = cupy.asarray(there)
+assert here.device.id == 0
+assert (here.get() == 7).all()
+"""
 
 
 def test_what_one_gpu_says(cupy: ModuleType) -> None:
@@ -22,18 +32,14 @@ def test_what_one_gpu_says(cupy: ModuleType) -> None:
     assert properties["totalGlobalMem"] == 4 << 30
 
 
-def test_two_gpus(cupy: ModuleType, rocm_sim: Any) -> None:
+def test_two_gpus(rocm_python: Any) -> None:
+    """In a process of its own, since CuPy's pool and its threads count the GPUs once."""
+    rocm_python(TWO, ROCM_SIM_DEVICES="2")
+
+
+def test_a_gpu_that_is_not_there(cupy: ModuleType, rocm_sim: Any) -> None:
     rocm_sim.devices(2)
     assert cupy.cuda.runtime.getDeviceCount() == 2
-    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):  # the pool of before counted one GPU
-        with cupy.cuda.Device(1):
-            there = cupy.full(1000, 7, np.uint8)
-            assert (there + 1).sum().get() == 8000
-        assert there.device.id == 1
-        here = cupy.asarray(there)
-        assert here.device.id == 0
-        assert (here.get() == 7).all()
-        del there, here
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="InvalidDevice"):
         cupy.cuda.Device(2).use()
 

@@ -100,11 +100,11 @@ long live_blocks(enum memory_type type, bool owned) {
     return count;
 }
 
-static size_t used_on(int device) {
+static size_t left_on(int device) {
     pthread_mutex_lock(&lock);
-    size_t size = used[device];
+    size_t total = device_memory(), left = total > used[device] ? total - used[device] : 0;
     pthread_mutex_unlock(&lock);
-    return size;
+    return left;
 }
 
 hipError_t hipMalloc(void **address, size_t size) {
@@ -114,8 +114,8 @@ hipError_t hipMalloc(void **address, size_t size) {
     if (!device_count()) return failed(hipErrorNoDevice);
     if (!size) return hipSuccess;
     int device = current_device();
-    size_t left = device_memory() - used_on(device), length = page_up(size);
-    if (size > left) return failed(hipErrorOutOfMemory);
+    size_t length = page_up(size);
+    if (size > left_on(device)) return failed(hipErrorOutOfMemory);
     int memory = memfd_create("rocm_sim", MFD_CLOEXEC);
     if (memory < 0) return failed(hipErrorOutOfMemory);
     char *shadow = MAP_FAILED, *seen = MAP_FAILED;
@@ -188,7 +188,7 @@ hipError_t hipHostFree(void *address) {
 
 hipError_t hipMemGetInfo(size_t *left, size_t *total) {
     CALL(hipMemGetInfo);
-    if (left) *left = device_memory() - used_on(current_device());
+    if (left) *left = left_on(current_device());
     if (total) *total = device_memory();
     return hipSuccess;
 }
