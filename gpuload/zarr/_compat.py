@@ -119,7 +119,7 @@ def describe(metadata: Metadata) -> Description:
     """What zarr-python understands of an array's `metadata`."""
     v3 = metadata.zarr_format == 3
     edges = _chunk_edges(metadata)
-    regular = all(isinstance(edge, int) for edge in edges)
+    chunks, shards = _chunks_and_shards(metadata, edges)
     separator, prefix = _key_encoding(metadata)
     attrs = attributes(metadata)
     if v3:
@@ -133,8 +133,8 @@ def describe(metadata: Metadata) -> Description:
         dtype=metadata.dtype.to_native_dtype(),
         fill=metadata.dtype.default_scalar() if fill is None else fill,
         chunk_edges=edges,
-        chunks=tuple(int(n) for n in metadata.chunks) if regular else None,
-        shards=tuple(int(n) for n in metadata.shards) if regular and metadata.shards is not None else None,
+        chunks=chunks,
+        shards=shards,
         order="C" if v3 else metadata.order,
         codecs=codecs,
         filters=not v3 and bool(metadata.filters),
@@ -178,6 +178,21 @@ def _chunk_edges(metadata: Any) -> tuple[int | tuple[int, ...], ...]:
     if edges is None:  # a rectilinear grid, which only newer generations have
         edges = grid.chunk_shapes
     return tuple(int(edge) if isinstance(edge, int) else tuple(int(n) for n in edge) for edge in edges)
+
+
+def _chunks_and_shards(
+    metadata: Metadata, edges: tuple[int | tuple[int, ...], ...]
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Shapes of the chunks that are read one by one, and of the shards, if there are any; None if they differ."""
+    regular = tuple(edge for edge in edges if isinstance(edge, int))
+    if len(regular) < len(edges):
+        return None, None
+    if metadata.zarr_format == 3 and not hasattr(metadata.chunk_grid, "chunk_shape"):
+        # A rectilinear grid whose chunks are all alike: zarr-python says nothing of its chunks as such.
+        sharding = metadata.sharding_codec
+        return (regular, None) if sharding is None else (tuple(int(n) for n in sharding.chunk_shape), regular)
+    shards = metadata.shards
+    return tuple(int(n) for n in metadata.chunks), None if shards is None else tuple(int(n) for n in shards)
 
 
 def _key_encoding(metadata: Any) -> tuple[str | None, str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -116,9 +116,12 @@ class DevicePipeline(BatchedCodecPipeline):
 
     @property
     def _local(self) -> DeviceStore | None:
-        """The store, if it is one of local files."""
-        if self.store is None or isinstance(self.store, DeviceStore):
-            return self.store
+        """The store, if it is one of local files and nobody's own way of reading them."""
+        if self.store is None:
+            return None
+        kind = type(self.store)
+        if issubclass(kind, DeviceStore) and kind.get is DeviceStore.get:
+            return cast("DeviceStore", self.store)
         root = _compat.local_root(self.store)
         if root is None:
             return None
@@ -160,7 +163,7 @@ class DevicePipeline(BatchedCodecPipeline):
             return Reason.HOST_DTYPE if description.dtype.hasobject or description.dtype.names else Reason.HOST_CODEC
         mine = all(type(getter) is StorePath and getter.store is self.store for getter in getters)
         found = parse_keys([getter.path for getter in getters], description) if mine else None
-        if found is None or tuple(specs[0].shape) != layout.chunk_edges:
+        if found is None or any(spec.shape != layout.chunk_edges for spec in specs):
             return Reason.ZARR_PIPELINE
         path, chunks = found
         array = out.as_ndarray_like()

@@ -242,8 +242,9 @@ def test_a_store_that_is_not_local(shards: Any, noted: list[Any]) -> None:
     assert [f"{row.backend} {row.reason}" for row in gpuload.report().rows if row.backend == "zarr"]
 
 
-def test_a_store_of_somebody_elses_class_is_asked_itself(tmp_path: Path) -> None:
-    class Odd(LocalStore):
+@pytest.mark.parametrize("kind", [LocalStore, DeviceStore])
+def test_a_store_of_somebody_elses_class_is_asked_itself(tmp_path: Path, kind: Any) -> None:
+    class Odd(kind):
         async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
             return await super().get(key.replace("c/0", "c/1"), prototype, byte_range)
 
