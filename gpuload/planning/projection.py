@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.planning.axis import Axis, AxisRange, from_array
-from gpuload.planning.selection import Selection
+from gpuload.planning.selection import PointSelection, Selection
 from gpuload.request import Int64
 
 Part = Any  # along one dimension: an integer, a slice, or an array of integers or booleans
@@ -89,6 +89,44 @@ def gather(
             return None
         axes.append(axis_of)
     return Selection(tuple(axes), tuple(kept))
+
+
+def gather_points(
+    chunks: Int64, sources: Sequence[Sequence[Part]], places: Sequence[Part], *, extents: Sequence[int], size: int
+) -> PointSelection | None:
+    """Put points that were divided among chunks together.
+
+    Parameters
+    ----------
+    chunks, extents
+        As for `gather`.
+    sources
+        n times, per array dimension, the coordinates of the points of the chunk inside it.
+    places
+        n times, where these go: a slice, or an array of integers.
+    size
+        Points in all.
+
+    Returns
+    -------
+    selection
+        Of shape ``(size,)``; None if the points do not fill the result, each place once.
+    """
+    ndim = chunks.shape[1]
+    if not ndim or any(len(row) != ndim for row in sources):
+        return None
+    where = [np.arange(*place.indices(size)) if isinstance(place, slice) else np.ravel(place) for place in places]
+    counts = [len(place) for place in where]
+    order = np.concatenate(where) if where else np.empty(0, np.int64)
+    if not np.array_equal(np.sort(order), np.arange(size)):
+        return None
+    index = np.empty((ndim, size), np.int64)
+    for dim in range(ndim):
+        parts = [np.ravel(row[dim]) for row in sources]
+        if [len(part) for part in parts] != counts:
+            return None
+        index[dim, order] = np.concatenate(parts) + np.repeat(chunks[:, dim] * extents[dim], counts)
+    return PointSelection(tuple(range(ndim)), tuple(index), (size,), (), (), (0,))
 
 
 def _is_integer(part: Part) -> bool:

@@ -23,8 +23,8 @@ from gpuload.errors import DeviceError, StrictError, UnsupportedArrayError
 from gpuload.memory.device import Device, GpuDevice, of
 from gpuload.planning.axis import highest
 from gpuload.planning.placement import overlaps
-from gpuload.planning.projection import gather
-from gpuload.planning.selection import Selection
+from gpuload.planning.projection import gather, gather_points
+from gpuload.planning.selection import AnySelection, PointSelection
 from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr._compat import (
@@ -238,9 +238,9 @@ def _selection(
     extents: Sequence[int],
     dropped: Sequence[int],
     array: Any,
-) -> Selection | None:
-    if not all(isinstance(place, tuple) for place in places):  # points, each with a place of its own
-        return None
+) -> AnySelection | None:
+    if not isinstance(places[0], tuple):  # points, each with a place of its own
+        return gather_points(chunks, sources, places, extents=extents, size=array.size) if array.ndim == 1 else None
     return gather(chunks, sources, places, extents=extents, dropped=dropped, shape=array.shape)
 
 
@@ -255,11 +255,15 @@ def _destination(array: Any, layout: Layout) -> Device | None:
     return device if fits and (not device.is_host or array.flags.writeable) else None
 
 
-def _reaching(layout: Layout, selection: Selection) -> Layout:
+def _reaching(layout: Layout, selection: AnySelection) -> Layout:
     """The layout of an array that may have grown since the pipeline was made; zarr-python has checked the bounds."""
     if 0 in selection.box:
         return layout
-    shape = tuple(max(n, highest(axis) + 1) for n, axis in zip(layout.shape, selection.axes, strict=True))
+    if isinstance(selection, PointSelection):
+        last = [int(index.max()) for index in selection.index]
+    else:
+        last = [highest(axis) for axis in selection.axes]
+    shape = tuple(max(n, reach + 1) for n, reach in zip(layout.shape, last, strict=True))
     return layout if shape == layout.shape else replace(layout, shape=shape)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuload.planning.axis import AxisIndices, AxisRange
-from gpuload.planning.projection import gather
+from gpuload.planning.projection import gather, gather_points
 
 
 def coordinates(axis: AxisRange | AxisIndices) -> np.ndarray[Any, Any]:
@@ -114,6 +114,30 @@ def test_what_does_not_fill_the_result_is_refused(sources: list[Any], places: li
     chunks = np.array([[0], [1]])
     got = gather(chunks, [(s,) for s in sources], [(p,) for p in places], extents=(2,), dropped=(), shape=(4,))
     assert got is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=10), st.data())
+def test_points_together_again(points: list[tuple[int, int]], data: st.DataObject) -> None:
+    extents = (3, 5)
+    index = np.array(points)
+    number = index // extents
+    chunks = np.unique(number, axis=0)
+    places: list[Any] = [np.flatnonzero((number == chunk).all(axis=1)) for chunk in chunks]
+    sources = [tuple((index[place] - chunk * extents).T) for place, chunk in zip(places, chunks, strict=True)]
+
+    def again(sources: Any, places: Any) -> Any:
+        return gather_points(chunks, sources, places, extents=extents, size=len(points))
+
+    got = again(sources, places)
+    assert got.shape == (len(points),)
+    assert np.array_equal(np.stack(got.index, axis=1), index)
+    row = data.draw(st.integers(0, len(chunks) - 1))
+    twice = [*places]
+    twice[row] = np.append(places[row], places[row][0])
+    assert again(sources, twice) is None
+    fewer = [*sources]
+    fewer[row] = (sources[row][0][1:], sources[row][1])
+    assert again(fewer, places) is None
 
 
 def test_a_slice_may_go_backwards() -> None:

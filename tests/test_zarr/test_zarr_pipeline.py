@@ -137,6 +137,20 @@ def test_orthogonal_selections(pair: tuple[Any, Any], selection: Any, same: Same
         assert same(ours.oindex[selection], expected)
 
 
+@settings(max_examples=settings().max_examples // 4)
+@given(data=st.data())
+def test_points_and_masks(pair: tuple[Any, Any], data: st.DataObject, same: Same) -> None:
+    theirs, ours = pair
+    n = data.draw(st.integers(1, 12))
+    points = tuple(data.draw(st.lists(st.integers(0, size - 1), min_size=n, max_size=n)) for size in SHAPE)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=315, max_size=315)), bool).reshape(SHAPE)
+    expected = theirs.vindex[points]
+    with only(SERVED):
+        assert same(ours.vindex[points], expected)
+    with only(*[SERVED] * bool(mask.any())):
+        assert same(ours.vindex[mask], theirs.vindex[mask])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["b1", "i1", "f2", "i4", "c16", "M8[s]", "S3"])
 def test_every_kind_of_element(tmp_path: Path, kind: str, dtype: str, same: Same) -> None:
