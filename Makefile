@@ -48,6 +48,10 @@ test-rocm: $(STAMPS)/rocm ## run the tests of AMD's GPUs on a simulated ROCm; ne
 test-browser: $(STAMPS)/browser ## drive the widgets in JupyterLab in a browser
 	GPULOAD_TEST_BROWSER=1 $(BIN)/python -m pytest tests/test_browser $(ARGS)
 
+.PHONY: test-zarr-suite
+test-zarr-suite: $(STAMPS)/zarr-suite ## run zarr-python's own tests on gpuload's store and codec pipeline
+	$(BIN)/python tests/zarr_suite/run.py $(ARGS)
+
 .PHONY: lab
 lab: $(STAMPS)/lab ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks/01_first_read.ipynb $(ARGS)
@@ -128,6 +132,10 @@ $(STAMPS)/browser: pyproject.toml Makefile $(STAMPS)/test
 	fi
 	@echo "installing JupyterLab and what drives it" >&2
 	@$(PIP) install -qq --editable '.[$(TEST_EXTRAS),notebook]' --group browser
+	@touch $@
+
+$(STAMPS)/zarr-suite: pyproject.toml Makefile $(STAMPS)/test
+	@$(PIP) install -qq --group zarr-suite
 	@touch $@
 
 $(STAMPS)/lint: pyproject.toml Makefile $(STAMPS)/test
