@@ -27,7 +27,8 @@
     │   └── HandleInUseError                  deregistered or closed while I/O is in flight
     ├── BackendError
     │   ├── BackendUnavailableError           `reason` says why
-    │   └── RegistrationError                 memory the kernel cannot register: too large, file-backed, memlock
+    │   ├── RegistrationError                 memory the kernel cannot register: too large, file-backed, memlock
+    │   └── VendorError                       a call that hipFile or cuFile refused: `call`, `code`, `errno`
     ├── DeviceError                           no such device, or it failed
     ├── StrictError                           `strict` is on and the fastpath did not serve: `reason`
     ├── AfterForkError                        a device read in a forked child
@@ -196,6 +197,27 @@ class RegistrationError(BackendError):
     def __init__(self, message: str, reason: Reason | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class VendorError(BackendError):
+    """A call that a vendor's library (hipFile, cuFile) refused.
+
+    Attributes
+    ----------
+    call, code
+        The call and the library's own error; -1 where it was the kernel's.
+    errno
+        The kernel's error; 0 where it was not one.
+    """
+
+    def __init__(self, call: str, code: int, message: str, *, errno: int = 0) -> None:
+        super().__init__(f"{call}: {message}")
+        self.call = call
+        self.code = code
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 class DeviceError(GpuloadError):

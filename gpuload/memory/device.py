@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuload.bindings import runtime
 from gpuload.errors import AfterForkError, DeviceError
 
 _LINE = 64
@@ -145,17 +146,17 @@ class GpuDevice(Device):
 
     def pin(self, address: int, nbytes: int) -> None:
         """Page-lock host memory for copies to every device."""
-        if self.xp.cuda.runtime.is_hip:
+        if self.xp.cuda.runtime.is_hip and runtime.hip() is None:
             return  # CuPy's ROCm wheel has no call for it; copies work without, only slower
         with self.handle:
-            self.xp.cuda.runtime.hostRegister(address, nbytes, 1)  # 1: portable, every context sees it as pinned
+            runtime.host_register(self.xp, address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Undo `pin`."""
-        if self.xp.cuda.runtime.is_hip:
+        if self.xp.cuda.runtime.is_hip and runtime.hip() is None:
             return
         with self.handle:
-            self.xp.cuda.runtime.hostUnregister(address)
+            runtime.host_unregister(self.xp, address)
 
     def caller_streams(self) -> list[Any]:
         """The streams whose next work must see the result: the current one of this device and of the current device."""
@@ -192,7 +193,10 @@ def _cupy_missing() -> str | None:
 def gpu_count() -> int:
     """GPUs that CuPy sees; 0 without CuPy, driver or GPU. In a forked child the parent's runtime is not touched."""
     global _gpus_seen
-    if _forked_with_gpu or _cupy_missing() is not None:
+    if _forked_with_gpu:
+        return 0
+    if _cupy_missing() is not None:
+        _gpus_seen = 0
         return 0
     import cupy
 
@@ -200,6 +204,11 @@ def gpu_count() -> int:
         _gpus_seen = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:
         _gpus_seen = 0
+    return _gpus_seen
+
+
+def gpus_seen() -> int | None:
+    """What `gpu_count` said last; None: nobody asked."""
     return _gpus_seen
 
 
