@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from gpuload.bindings import syscalls
 
+# statx may report 512, but the drivers of GPUs want pages: the alignment in force is the larger of the two.
+DIRECT_ALIGN = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -77,6 +80,16 @@ class Geometry:
     mount_point: str
     mount_options: tuple[str, ...]
     device: tuple[int, int]
+
+    @property
+    def direct_offset_align(self) -> int:
+        """What offsets and sizes of direct reads into a GPU must be multiples of."""
+        return max(self.dio_offset_align, DIRECT_ALIGN)
+
+    @property
+    def direct_mem_align(self) -> int:
+        """What addresses of direct reads into a GPU must be multiples of."""
+        return max(self.dio_mem_align, DIRECT_ALIGN)
 
 
 def identify(fd: int) -> Identity:

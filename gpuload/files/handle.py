@@ -33,7 +33,7 @@ from gpuload.files.geometry import Geometry, Identity, geometry
 from gpuload.files.root import OPEN_FLAGS, Root, irregular
 from gpuload.request import Reason
 
-__all__ = ["Driver", "FileHandle", "reopen_unbuffered"]
+__all__ = ["Driver", "FileHandle", "deregister_all", "reopen_unbuffered"]
 
 _log = logging.getLogger(__name__)
 
@@ -397,6 +397,17 @@ _live: weakref.WeakSet[FileHandle] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for handle in list(_live):
         handle.after_fork()
+
+
+def deregister_all(driver_name: str) -> bool:
+    """Take every file away from a driver, which is to be closed; False where one is still in use."""
+    idle = True
+    for handle in list(_live):
+        try:
+            handle.deregister(driver_name)
+        except HandleInUseError:
+            idle = False
+    return idle
 
 
 def _at_exit() -> None:

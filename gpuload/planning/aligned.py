@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuload.files.geometry import DIRECT_ALIGN
 from gpuload.request import Int64
 
-# statx may report 512, but the kernel's drivers want pages: the alignment in force is the larger of the two.
-DIRECT_ALIGN = 4096
+__all__ = ["DIRECT_ALIGN", "enclose"]
 
 
 def enclose(offset: Int64, size: Int64, file_size: Int64, align: int) -> tuple[Int64, Int64]:
