@@ -14,7 +14,7 @@ from gpuload.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {
     "device": "auto",  # "auto" | "cpu" | "cuda:N"
-    "backend": None,  # force one fallback backend: "io_uring" | "posix"
+    "backend": None,  # force one backend: "io_uring" | "posix" | "hipfile"
     "strict": False,  # every fallback becomes a StrictError
     "follow_links": False,  # let links below a store's root leave it
     "durable": False,  # what is written is on the drive before the call returns
@@ -32,6 +32,10 @@ DEFAULTS: dict[str, Any] = {
         "slots": 8192,  # fixed files
         "mode": "auto",  # "window" | "chains" | "auto": chains for short reads
         "window": 32,  # reads in flight, of those that go through the window
+    },
+    "fastpath": {
+        "threads": 4,  # direct reads at once
+        "scratch": 64 << 20,  # of device memory that ranges are put in place from; at most 256 MiB
     },
     "posix": {"threads": None},  # None: twice the cores, at most 16
     "decode": {"threads": None},  # None: the cores

@@ -34,9 +34,20 @@ def rocm_sim(request: pytest.FixtureRequest) -> Iterator[Any]:
     plugin = request.config.pluginmanager.get_plugin("rocm_sim")
     if plugin is None:
         pytest.skip("needs the simulated ROCm, which `make test-rocm` runs on")
+    _let_go()
     plugin.simulator.reset()
     yield plugin.simulator
+    _let_go()
     plugin.simulator.reset()
+
+
+def _let_go() -> None:
+    """End gpuload's threads, and take from the libraries what it keeps with them between reads."""
+    from gpuload.engine import fastpath, reader, transfer
+
+    fastpath.stop()
+    transfer.stop()
+    reader.handle_cache().clear()
 
 
 @pytest.fixture
@@ -49,32 +60,74 @@ def rocm_python(request: pytest.FixtureRequest) -> Callable[..., str]:
     return run
 
 
-@pytest.fixture
-def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """`tests/fake_cupy` in place of CuPy, with two devices, for the time of a test; its I/O thread is ended with it."""
-    from gpuload.engine import reader, scatter, transfer
-    from gpuload.memory import device
-
-    path = Path(__file__).parent / "fake_cupy" / "cupy.py"
-    specification = importlib.util.spec_from_file_location("cupy", path)
+def _module(name: str, path: Path) -> ModuleType:
+    """The module in a file, made anew."""
+    specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`tests/fake_cupy` in place of CuPy, with two devices, for the time of a test; its I/O thread is ended with it."""
+    from gpuload.engine import fastpath, reader, scatter, transfer
+    from gpuload.memory import device
+
+    path = Path(__file__).parent / "fake_cupy" / "cupy.py"
     caches: list[Callable[[], None]] = [device._gpu.cache_clear, device._cupy_missing.cache_clear]
     caches.append(scatter._kernel.cache_clear)
+    fastpath.stop()
     transfer.stop()
     for clear in caches:
         clear()
-    monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(device, "_gpus_seen", None)
-    specification.loader.exec_module(module)
+    module = _module("cupy", path)
+    monkeypatch.setitem(sys.modules, "cupy", module)
     yield module
+    fastpath.stop()
     transfer.stop()
     reader.handle_cache().clear()  # the files of hundreds of tests need not stay open
     module.check_freed()
     assert module.pinned == {}
     for clear in caches:
         clear()
+
+
+@pytest.fixture
+def fake_hipfile(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`fake_cupy` as CuPy for ROCm, with a hipFile beside it that reads blocks of 64 bytes; see `fake_cupy/hipfile.py`.
+
+    Every file system is good enough for it.
+    """
+    from gpuload.backends import hipfile, registry
+    from gpuload.bindings import hipfile as bindings
+    from gpuload.bindings import runtime
+    from gpuload.engine import fastpath
+    from gpuload.files.geometry import Geometry
+
+    module = _module("fake_hipfile", Path(__file__).parent / "fake_cupy" / "hipfile.py")
+    library = module.Library(fake_cupy)
+    module.library = library
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "is_hip", True)
+    monkeypatch.setattr(bindings, "load", lambda: library)
+    monkeypatch.setattr(runtime, "hip", lambda: None)
+    monkeypatch.setattr(runtime, "has_call", lambda name: True)
+    monkeypatch.setattr(runtime, "is_plain_device_memory", lambda cupy, pointer: not library.managed)
+    monkeypatch.setattr(hipfile, "direct_reason", lambda geometry: library.file_system)
+    monkeypatch.setattr(hipfile, "reopen_unbuffered", module.reopen_unbuffered)
+    monkeypatch.setattr(Geometry, "direct_offset_align", module.BLOCK)
+    monkeypatch.setattr(Geometry, "direct_mem_align", module.BLOCK)
+    monkeypatch.delenv(hipfile.ALLOW, raising=False)
+    for forget in (registry.forget, hipfile.backend.cache_clear):
+        forget()
+    yield module
+    fastpath.stop()
+    for forget in (registry.forget, hipfile.backend.cache_clear):
+        forget()
+    library.check_closed()
 
 
 # What a kernel or a container answers that lets nobody mount this; everything else is a fault of ours on CI.

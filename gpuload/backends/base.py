@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpuload.bindings.vectors import IOVEC, behind
 from gpuload.errors import ChunkReadError, ChunkSizeError
+from gpuload.files.geometry import Geometry
 from gpuload.files.root import Root, not_regular, open_error
 from gpuload.request import Float64, Int64, Reason
 
@@ -35,6 +36,83 @@ class Availability:
     @property
     def usable(self) -> bool:
         return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a fastpath is asked about: a file, a destination, a range. Facts only, gathered before.
+
+    Parameters
+    ----------
+    geometry
+        Of the file.
+    unbuffered_reason
+        Why it has no unbuffered descriptor; None: it has one.
+    device_memory
+        The destination is plain memory of a device: neither the host's nor managed.
+    file_offset, size, address
+        The range, in bytes, and where it goes.
+    """
+
+    geometry: Geometry
+    unbuffered_reason: Reason | None = None
+    device_memory: bool = True
+    file_offset: int = 0
+    size: int = 0
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What one direct read did.
+
+    Parameters
+    ----------
+    done
+        Bytes from the start of the range that are in place.
+    moved
+        Bytes that were transferred: more than `done` where some came twice.
+    error
+        What ended it early; None with fewer bytes than asked for: the file ended, or the driver does not go on.
+    """
+
+    done: int
+    moved: int
+    error: Exception | None
+
+
+class DirectBackend(Protocol):
+    """A vendor's library that reads from storage into device memory. Threads: safe; its calls block."""
+
+    name: str
+
+    def score(self, handle: FileHandle, *, device_memory: bool) -> Reason | None:
+        """Why ranges of this file cannot come this way, whatever their offsets; None: they can."""
+        ...
+
+    def open(self) -> Reason | None:
+        """Open the driver, the first time; returns why what it serves cannot be called direct, or None."""
+        ...
+
+    def register_buffer(self, pointer: int, nbytes: int) -> None:
+        """Make device memory known: reads name its first byte and an offset."""
+        ...
+
+    def deregister_buffer(self, pointer: int) -> None:
+        """Undo `register_buffer`."""
+        ...
+
+    def read(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+        """Read whole blocks that lie inside a leased file; never raises."""
+        ...
+
+    def retry(self, error: Exception) -> Reason | None:
+        """Why the fallback may read what failed; None: it must not."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and driver; buffers are deregistered before. Idempotent."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

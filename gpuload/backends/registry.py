@@ -1,24 +1,23 @@
-"""Which backends there are, which can be used in this process, and which one serves.
+"""Which backends there are, which can be used in this process, and which one serves: by the fastpath, by the fallback.
 
 Availability is asked once a process, by trying, and again in a forked child.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from gpuload.backends import posix, uring
-from gpuload.backends.base import Availability, Backend
+from gpuload.backends import hipfile, posix, uring
+from gpuload.backends.base import Availability, Backend, DirectBackend
+from gpuload.bindings.runtime import Vendor, vendor
 from gpuload.config import config, integer, integer_or_none
 from gpuload.errors import BackendUnavailableError, ConfigError, RegistrationError
+from gpuload.memory.device import Device, GpuDevice, gpus_seen
 from gpuload.request import Reason
-
-# Why no fastpath serves: no vendor library is driven by this version, so the first of the fixed conditions fails.
-FASTPATH_REASON = Reason.NO_LIBRARY
-FASTPATH_DETAIL = "this version of gpuload drives no fastpath library (hipFile, cuFile) yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,15 @@ class Entry:
     score: int
     availability: Callable[[], Availability]
     make: Callable[[], Backend]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectEntry:
+    """The fastpath backend of one vendor."""
+
+    name: str
+    availability: Callable[[], Availability]
+    backend: Callable[[], DirectBackend]  # the process's, made when it is first asked for
 
 
 def _make_uring() -> Backend:
@@ -45,6 +53,37 @@ ENTRIES = (
     Entry("io_uring", 2, uring.availability, _make_uring),
     Entry("posix", 1, posix.availability, _make_posix),
 )
+
+
+DIRECT = {Vendor.AMD: DirectEntry("hipfile", hipfile.availability, hipfile.backend)}
+NOT_DRIVEN = "this version of gpuload drives no cuFile (NVIDIA) yet"
+_PACKAGES = ("rocm",)  # those that bring a vendor's library
+
+
+@dataclass(frozen=True, slots=True)
+class Fastpath:
+    """Whether reads to a device can go by the fastpath at all.
+
+    Attributes
+    ----------
+    backend
+        What serves them; None: nothing does.
+    name
+        The backend of that device's vendor, also where it cannot be used; None where there is none.
+    reason, detail
+        Why nothing does.
+    """
+
+    backend: DirectBackend | None
+    name: str | None
+    reason: Reason | None
+    detail: str = ""
+
+    def refusal(self, reason: Reason | None = None) -> tuple[Reason, dict[str, Reason]]:
+        """What the record says of a fallback: why, and which backend was passed over; `reason` of this very request."""
+        why = reason or self.reason
+        assert why is not None
+        return why, {} if self.name is None else {self.name: why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +111,7 @@ def forget() -> None:
     """Ask again, the next time."""
     _refused.clear()
     _asked.cache_clear()
+    _vendor_package.cache_clear()
 
 
 os.register_at_fork(after_in_child=forget)
@@ -89,7 +129,7 @@ def make(name: str) -> Backend:
     if state.reason is not None:
         raise BackendUnavailableError(name, state.reason, state.detail)
     try:
-        return _entry(name).make()
+        return _fallback(name).make()
     except BackendUnavailableError as error:
         _refused[name] = Availability(error.reason, error.detail)
         raise
@@ -98,13 +138,52 @@ def make(name: str) -> Backend:
         raise BackendUnavailableError(name, error.reason or Reason.DRIVER_ERROR, str(error)) from error
 
 
+def fastpath(device: Device, forced: str | None = None) -> Fastpath:
+    """Whether reads to `device` can go by the fastpath, as far as that does not depend on the files.
+
+    Parameters
+    ----------
+    device
+        Where the bytes are to go.
+    forced
+        The one backend that was asked for.
+    """
+    if not isinstance(device, GpuDevice):
+        return _host_fastpath()
+    entry = DIRECT.get(vendor(device.xp))
+    if entry is None:
+        return Fastpath(None, None, Reason.NO_LIBRARY, NOT_DRIVEN)
+    if forced is not None and forced != entry.name:
+        return Fastpath(None, entry.name, Reason.FORCED_OFF, f"the backend {forced!r} was asked for")
+    state = available(entry.name)
+    if state.reason is not None:
+        return Fastpath(None, entry.name, state.reason, state.detail)
+    return Fastpath(entry.backend(), entry.name, None)
+
+
+def _host_fastpath() -> Fastpath:
+    """Why bytes that go to the host do not go by the fastpath; loads no library to tell."""
+    if not _vendor_package():
+        detail = "no library that reads into GPU memory is installed, as gpuload[rocm] brings it for AMD's GPUs"
+        return Fastpath(None, None, Reason.NO_LIBRARY, detail)
+    if gpus_seen() == 0:
+        return Fastpath(None, None, Reason.NO_DEVICE, "CuPy sees no GPU")
+    return Fastpath(None, None, Reason.NOT_DEVICE_MEMORY, "the destination is host memory")
+
+
+@cache
+def _vendor_package() -> bool:
+    return any(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+
+
 def choose(forced: str | None = None) -> Choice:
     """The fallback backend that serves.
 
     Parameters
     ----------
     forced
-        Serve with this one, whatever the scores; None: the best that can be used.
+        Serve with this one, whatever the scores; None: the best that can be used. With a fastpath backend, which must
+        be usable then, it is the best, too: for the bytes that one leaves.
 
     Raises
     ------
@@ -117,6 +196,8 @@ def choose(forced: str | None = None) -> Choice:
         state = available(_entry(forced).name)
         if state.reason is not None:
             raise BackendUnavailableError(forced, state.reason, state.detail)
+        if all(entry.name != forced for entry in ENTRIES):
+            forced = None
     declined: dict[str, Reason] = {}
     for entry in ENTRIES:
         if forced is None or entry.name == forced:
@@ -129,8 +210,28 @@ def choose(forced: str | None = None) -> Choice:
     raise BackendUnavailableError("posix", Reason.KERNEL_TOO_OLD, "no backend can read files here")
 
 
-def _entry(name: str) -> Entry:
+def _fallback(name: str) -> Entry:
     for entry in ENTRIES:
         if entry.name == name:
             return entry
-    raise ConfigError(f"no backend named {name!r}: there are {', '.join(repr(e.name) for e in ENTRIES)}")
+    raise _unknown(name)
+
+
+def _entry(name: str) -> Entry | DirectEntry:
+    for entry in _all():
+        if entry.name == name:
+            return entry
+    raise _unknown(name)
+
+
+def names() -> list[str]:
+    """All backends there are."""
+    return [entry.name for entry in _all()]
+
+
+def _all() -> list[Entry | DirectEntry]:
+    return [*ENTRIES, *DIRECT.values()]
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"no backend named {name!r}: there are {', '.join(map(repr, names()))}")

@@ -82,6 +82,7 @@ def _jobs(vendors: frozenset[Vendor], path: str | None, view: View) -> list[Job]
     """What is asked, apart from each other as far as one may take the other down."""
     names = tuple(entry.name for entry in registry.ENTRIES)
     jobs = [Job("transport", ("ring", *names)), Job("libraries", ("cupy",))]
+    jobs += [Job("transport", (entry.name,)) for entry in registry.DIRECT.values()]
     jobs += [Job("libraries", libraries.STEPS[vendor]) for vendor in sorted(vendors)]
     looked = ("mounts",) if path is None else ("store", "mounts")
     return [*jobs, Job("files", looked, (view.root, *(() if path is None else (path,))))]
@@ -92,8 +93,8 @@ def _backends(answers: Answers) -> dict[str, BackendState]:
     for name in (*store.FASTPATHS, *(entry.name for entry in registry.ENTRIES)):
         if name in found:
             continue
-        if name not in (entry.name for entry in registry.ENTRIES):
-            found[name] = BackendState(False, registry.FASTPATH_REASON, registry.FASTPATH_DETAIL)
+        if name not in registry.names():
+            found[name] = BackendState(False, Reason.NO_LIBRARY, registry.NOT_DRIVEN)
             continue
         said = answers.get(name)
         if said is None:

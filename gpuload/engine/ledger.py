@@ -36,7 +36,7 @@ class Ledger:
 
     def __init__(self, plan: Plan, choice: registry.Choice) -> None:
         self.plan, self.choice = plan, choice
-        self.declined: dict[str, Reason] = dict(choice.declined)
+        self.declined: dict[str, Reason] = {**plan.request.declined, **choice.declined}
         self._noted: list[_Rows] = []
         self._count = 0
         self._last = monotonic()
@@ -87,7 +87,7 @@ class Ledger:
             Served(
                 backend=self.choice.name,
                 read_path=ReadPath.FALLBACK,
-                reason=request.reason or registry.FASTPATH_REASON,
+                reason=request.reason,
                 decode=Decode.HOST if request.decoder or request.reason is Reason.HOST_CODEC else Decode.NONE,
                 keys=keys,
                 key_index=np.concatenate(shifted),

@@ -8,10 +8,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gpuload.backends import registry
-from gpuload.config import config
+from gpuload.config import flag
 from gpuload.engine.reader import read_ranges
-from gpuload.errors import DestinationError, StrictError
+from gpuload.errors import DestinationError
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 from gpuload.memory.device import of
@@ -114,8 +113,6 @@ class RegisteredFile:
         with self._handle.lease():
             n = max(0, min(size, self.size - file_offset))
             if n:
-                if config.get("strict"):
-                    raise StrictError(registry.FASTPATH_REASON, registry.FASTPATH_DETAIL)
                 zero = np.zeros(1, np.int64)
                 read_ranges(
                     self._root,
@@ -125,6 +122,7 @@ class RegisteredFile:
                     zero + n,
                     zero,
                     out[buffer_offset : buffer_offset + n],
+                    strict=flag("strict"),
                 )
         return n
 

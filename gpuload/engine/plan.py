@@ -5,8 +5,8 @@ All arrays of a plan are made at once; a batch is a slice of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +65,12 @@ class ReadRequest:
     handles
         Open handles of `keys`, leased by the caller, where it has them.
     reason
-        Why the fastpath cannot serve this request whatever the machine: `host-codec`, `host-dtype`.
+        Why the fastpath does not serve this request; of who plans it only where the machine makes no difference:
+        `host-codec`, `host-dtype`.
+    declined
+        Fastpath backends that were passed over, each with its reason.
+    strict
+        Raise an error where the fastpath does not serve; None: as configured.
     """
 
     root: Root
@@ -82,6 +87,8 @@ class ReadRequest:
     out: Any
     handles: Sequence[FileHandle | None] | None = None
     reason: Reason | None = None
+    declined: Mapping[str, Reason] = field(default_factory=dict)
+    strict: bool | None = None
 
     def part(self, chunks: npt.NDArray[np.bool_]) -> ReadRequest:
         """The same request for some of its chunks (bool (m,)) only."""
@@ -105,20 +112,22 @@ class Plan:
     Pieces of chunks that are known to be missing come last, in no batch: ``live`` pieces are read.
     """
 
+    loose = False  # in a block every piece starts at a multiple of 64
+
     def __init__(
         self, request: ReadRequest, *, batch_bytes: int, piece_bytes: int, max_files: int, on_host: bool = False
     ) -> None:
         self.request = request
         pieces = request.pieces
         file = request.file[pieces.chunk]
-        order = _order(file, request)
+        order = order_pieces(file, request)
         if order is not None:
             pieces = pieces.subset(order)
             file = file[order]
         self.live = int(np.count_nonzero(file >= 0))
         self.file = file[: self.live]
         self.unit = request.swap or request.itemsize
-        self.pieces = _with_swap_axis(collapse(pieces, request.itemsize), request)
+        self.pieces = with_swap_axis(collapse(pieces, request.itemsize), request)
         self._stored(pieces)
         self.vectors = vectors_of(self) if on_host else None
         self._pack(batch_bytes, piece_bytes, max_files)
@@ -269,7 +278,7 @@ class Plan:
         )
 
 
-def _order(file: Int64, request: ReadRequest) -> Int64 | None:
+def order_pieces(file: Int64, request: ReadRequest) -> Int64 | None:
     """Pieces by file and, in it, by offset, those without a file last; None: they are in that order already."""
     if len(file) == 0 or (int(file[0]) >= 0 and (np.diff(file) >= 0).all()):
         return None
@@ -277,7 +286,7 @@ def _order(file: Int64, request: ReadRequest) -> Int64 | None:
     return np.lexsort((start, np.where(file < 0, np.iinfo(np.int64).max, file)))
 
 
-def _with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
+def with_swap_axis(pieces: Pieces, request: ReadRequest) -> Pieces:
     """Elements of several swap units (complex numbers) get an axis for them, which a fill value steps along too."""
     if not request.swap or request.swap == request.itemsize:
         return pieces

@@ -6,7 +6,7 @@ Threads: safe, each caller waits for its own job. Fork: a child's host reads sta
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -16,15 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.backends import registry
-from gpuload.backends.base import Batch
+from gpuload.backends.base import Batch, DirectBackend
+from gpuload.bindings import runtime
 from gpuload.config import config, flag, integer
 from gpuload.engine.decode import decode, decode_chunk
+from gpuload.engine.fastpath import DirectRead, Unsuited
 from gpuload.engine.job import Job, missing_pieces, place
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
 from gpuload.engine.transfer import IoThread, io_thread
-from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError
+from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError, VendorError
+from gpuload.files.blocks import direct_reason
 from gpuload.files.cache import HandleCache
+from gpuload.files.geometry import geometry
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root, not_regular
 from gpuload.memory.device import HOST, Device, GpuDevice, check_process, of
@@ -79,24 +83,120 @@ def read(request: ReadRequest) -> None:
     if not len(request.pieces):
         return
     device = of(request.out)
-    if flag("strict") and bool((request.file >= 0).any()):
-        reason = request.reason or registry.FASTPATH_REASON
-        raise StrictError(reason, "" if request.reason else registry.FASTPATH_DETAIL)
+    if isinstance(device, GpuDevice):
+        check_process(device.name)
+    request = replace(request, strict=flag("strict") if request.strict is None else request.strict)
+    road = _road(device, request.reason)
+    if road.backend is None:
+        request = _refused(request, road, bool((request.file[request.pieces.chunk] >= 0).any()))
     request.root.refresh()
     request.root.check_keys(request.keys)
-    if request.handles is not None or request.whole:
+    if road.backend is not None:
+        _read_by_fastpath(request, device, road)
+    elif request.handles is not None or request.whole:
         _read_once(request, device)
+    else:
+        _read_in_waves(request, device, _read_once)
+
+
+def _road(device: Device, reason: Reason | None) -> registry.Fastpath:
+    """What fastpath there is for a device; none for a request that has a `reason` of its own."""
+    if reason is not None:
+        return registry.Fastpath(None, None, reason)
+    return registry.fastpath(device, config.get("backend"))
+
+
+def _refused(request: ReadRequest, road: registry.Fastpath, some: bool, reason: Reason | None = None) -> ReadRequest:
+    """The request as the fallback serves it: why, and in place of whom. An error where that must not be."""
+    why, declined = road.refusal(reason)
+    if request.strict and some:
+        raise StrictError(why, road.detail)
+    return replace(request, reason=why, declined=declined)
+
+
+def _read_by_fastpath(request: ReadRequest, device: Device, road: registry.Fastpath) -> None:
+    """By the fastpath what it takes, the rest by the fallback, each with its reason."""
+
+    def serve(part: ReadRequest, to: Device) -> None:
+        _divide(part, to, road)
+
+    if request.handles is not None:
+        serve(request, device)
         return
-    _read_in_waves(request, device)
+    reason = _refusal_at_once(request, device, road) if request.whole else None
+    if reason is None:
+        _read_in_waves(request, device, serve)
+    else:
+        _read_once(_refused(request, road, True, reason), device)
 
 
-def _read_in_waves(request: ReadRequest, device: Device) -> None:
-    """Lease as many handles at a time as the budget of descriptors allows, and read what is in those files."""
+def _refusal_at_once(request: ReadRequest, device: Device, road: registry.Fastpath) -> Reason | None:
+    """Why no file of this store goes by the fastpath, if its file system is no good: then none needs a handle."""
+    if request.root.follow_links or direct_reason(geometry(request.root.fd)) is None:
+        return None
+    for key in request.keys:
+        with lease(request.root, [key]) as (handle,):
+            if handle is not None:
+                return _score(handle, request, device, road)
+    return None
+
+
+def _score(handle: FileHandle, request: ReadRequest, device: Device, road: registry.Fastpath) -> Reason | None:
+    assert road.backend is not None
+    plain = runtime.is_plain_device_memory(device.xp, request.out.data.ptr)
+    return road.backend.score(handle, device_memory=plain)
+
+
+def _divide(request: ReadRequest, device: Device, road: registry.Fastpath) -> None:
+    """Serve a request whose files are open."""
+    assert request.handles is not None
+    assert road.backend is not None
+    file = request.file
+    if (file < 0).any():
+        missing = request.part(file < 0)
+        if len(missing.pieces):
+            _read_once(_refused(missing, road, False, Reason.MISSING_CHUNK), device)
+    # All conditions hold, or do not, for all files of one file system.
+    devices = np.array([-1 if handle is None else handle.identity.device for handle in request.handles], np.int64)
+    for number in np.unique(devices[devices >= 0]).tolist():
+        chosen = file >= 0
+        chosen[chosen] = devices[file[chosen]] == number
+        part = request.part(chosen)
+        if not len(part.pieces):
+            continue
+        handle = request.handles[int(np.flatnonzero(devices == number)[0])]
+        assert handle is not None
+        reason = _score(handle, request, device, road)
+        if reason is None:
+            reason = _read_direct(part, device, road.backend)
+        if reason is not None:
+            _read_once(_refused(part, road, True, reason), device)
+
+
+def _read_direct(request: ReadRequest, device: Device, backend: DirectBackend) -> Reason | None:
+    """Serve a request whose files are eligible; returns why that could not be done."""
+    assert isinstance(device, GpuDevice)
+    try:
+        doubt = backend.open()
+    except VendorError:
+        return Reason.DRIVER_ERROR
+    strict = bool(request.strict)
+    if strict and doubt is not None:
+        raise StrictError(doubt, f"{backend.name} was opened by somebody else, or may take a detour")
+    try:
+        DirectRead(request, device, backend, doubt=doubt, strict=strict, read_ranges=_read_ranges).run()
+    except Unsuited as refusal:
+        return refusal.reason
+    return None
+
+
+def _read_in_waves(request: ReadRequest, device: Device, serve: Callable[[ReadRequest, Device], None]) -> None:
+    """Lease as many handles at a time as the budget of descriptors allows, and have what is in those files served."""
     used = np.unique(request.file[request.pieces.chunk])
     missing, used = used[used < 0], used[used >= 0]
     wave = handle_cache().wave_size
     if len(missing) or not len(used):
-        _read_once(request.part(request.file < 0), device)
+        serve(replace(request.part(request.file < 0), handles=[None] * len(request.keys)), device)
     for start in range(0, len(used), wave):
         files = used[start : start + wave]
         number = np.full(len(request.keys) + 1, -1, np.int64)  # the last entry serves the files of -1
@@ -105,7 +205,7 @@ def _read_in_waves(request: ReadRequest, device: Device) -> None:
         with lease(request.root, [request.keys[i] for i in files.tolist()]) as handles:
             number[files] = [-1 if handle is None else i for i, handle in enumerate(handles)]
             part = request.part(chosen)
-            _read_once(_with_handles(part, number[request.file], [request.keys[i] for i in files], handles), device)
+            serve(_with_handles(part, number[request.file], [request.keys[i] for i in files], handles), device)
 
 
 def _with_handles(
@@ -138,7 +238,7 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
         request, batch_bytes=batch_bytes, piece_bytes=integer("piece_bytes"), max_files=max_files, on_host=on_host
     )
     if request.handles is None and plan.needs_handles:
-        _read_in_waves(request, device)
+        _read_in_waves(request, device, _read_once)
         return
     sink: Sink = DeviceSink(plan, device) if isinstance(device, GpuDevice) else HostSink(plan)
     inline = plan.vectors is not None or (isinstance(device, GpuDevice) and request.decoder is None)
@@ -336,8 +436,9 @@ def read_ranges(
     *,
     nested: bool = False,
     reason: Reason | None = None,
+    strict: bool = False,
 ) -> None:
-    """Read byte ranges of open files into one uint8 array of one dimension.
+    """Read byte ranges of open files into one uint8 array of one dimension, by the fastpath what it takes.
 
     Parameters
     ----------
@@ -347,12 +448,62 @@ def read_ranges(
         int64 (n,): the ranges; empty ones are left out.
     place
         int64 (n,): the element of `out` where each goes.
+    nested
+        The caller holds blocks of the pool meanwhile.
+    reason
+        Why no fastpath can serve this, whatever the machine.
+    strict
+        Raise an error where the fastpath does not serve.
 
     Raises
     ------
     ChunkSizeError
         A file ends before its range does.
+    StrictError
+        The fastpath does not serve this, and must.
     """
+    device = of(out)
+    if isinstance(device, GpuDevice):
+        check_process(device.name)
+    request = _request_of_ranges(root, keys, handles, offset, size, place, out)
+    if request is None:
+        return
+    request = replace(request, strict=strict)
+    road = _road(device, reason)
+    if road.backend is not None:
+        _divide(request, device, road)
+    else:
+        _read_once(_refused(request, road, True), device, nested=nested)
+
+
+def _read_ranges(
+    root: Root,
+    keys: Sequence[str],
+    handles: Sequence[FileHandle | None],
+    offset: Int64,
+    size: Int64,
+    place: Int64,
+    out: Any,
+    *,
+    reason: Reason,
+    declined: str,
+) -> None:
+    """`read_ranges` by the fallback alone: what the fastpath backend `declined` leaves to it, for `reason`."""
+    request = _request_of_ranges(root, keys, handles, offset, size, place, out)
+    if request is not None:
+        _read_once(replace(request, reason=reason, declined={declined: reason}), of(out))
+
+
+def _request_of_ranges(
+    root: Root,
+    keys: Sequence[str],
+    handles: Sequence[FileHandle | None],
+    offset: Int64,
+    size: Int64,
+    place: Int64,
+    out: Any,
+) -> ReadRequest | None:
+    """Byte ranges as a request; None where nothing is wanted."""
     which, skip, length = parts(size, integer("piece_bytes"))
     step = int(out.strides[0])
     pieces = Pieces(
@@ -367,10 +518,9 @@ def read_ranges(
         place_strides=(step,),
     )
     if not len(pieces):
-        return
+        return None
     file = np.arange(len(size), dtype=np.int64)
-    request = ReadRequest(root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles, reason)
-    _read_once(request, of(out), nested=nested)
+    return ReadRequest(root, keys, file, offset, size, False, pieces, 1, 0, None, b"\0", out, handles=handles)
 
 
 def _clip(size: int, start: int, length: int) -> tuple[int, int]:

@@ -12,10 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.engine.gather import Gather
-from gpuload.engine.plan import Part, Plan
+from gpuload.engine.plan import Part, Plan, ReadRequest
 from gpuload.errors import DeviceError
 from gpuload.memory.device import GpuDevice
 from gpuload.memory.slabs import Block
+from gpuload.planning.grid import Pieces
+
+
+class Planned(Protocol):
+    """What a device sink must know of the pieces it places."""
+
+    request: ReadRequest
+    pieces: Pieces
+    live: int
+    unit: int
+    loose: bool  # sources need not be multiples of the unit
+    source: npt.NDArray[np.int64]
+
+    @property
+    def largest_data(self) -> int:
+        """The most bytes that are copied from the host at a time."""
+        ...
 
 
 class Sink(Protocol):
@@ -137,7 +154,7 @@ __device__ inline u8 swapped(u8 v) {
 __device__ inline u16 swapped(u16 v) { return v; }
 
 // Units of one width from `from` to `to`. A row of `table` is a piece: source, place, count along each of k axes; in
-// plans with lists also its first entry of them along each axis, or -1.
+// plans with lists also its first entry of them along each axis, or -1. In loose plans a unit may start at any byte.
 extern "C" __global__ void place(const u1* from, u1* to, const long long* strides, const long long* table, int k,
                                  int pieces, int swap, const long long* take, const long long* put) {
   for (int piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
@@ -158,7 +175,11 @@ extern "C" __global__ void place(const u1* from, u1* to, const long long* stride
         at += s * strides[a];
         there += d * strides[k + a];
       }
-      UNIT v = *(const UNIT*)(from + at);
+      UNIT v;
+      if (LOOSE)
+        for (int b = 0; b < (int)sizeof(UNIT); b++) ((u1*)&v)[b] = from[at + b];
+      else
+        v = *(const UNIT*)(from + at);
       *(UNIT*)(to + there) = swap ? swapped(v) : v;
     }
   }
@@ -174,11 +195,12 @@ def _blocks(units: int) -> int:
 
 
 @cache
-def _kernel(index: int, width: int, listed: bool) -> Any:
+def _kernel(index: int, width: int, listed: bool, loose: bool) -> Any:
     import cupy
 
+    source = _SOURCE.replace("UNIT", f"u{width}").replace("LISTED", str(int(listed))).replace("LOOSE", str(int(loose)))
     with cupy.cuda.Device(index):
-        return cupy.RawKernel(_SOURCE.replace("UNIT", f"u{width}").replace("LISTED", str(int(listed))), "place")
+        return cupy.RawKernel(source, "place")
 
 
 class DeviceSink:
@@ -188,7 +210,7 @@ class DeviceSink:
     memory may still be in use there); at the end the caller's stream waits for it. Nothing waits on the host.
     """
 
-    def __init__(self, plan: Plan, device: GpuDevice) -> None:
+    def __init__(self, plan: Planned, device: GpuDevice) -> None:
         self.plan, self.device = plan, device
         self.xp = device.xp
         self.stream = device.stream
@@ -217,9 +239,9 @@ class DeviceSink:
                 self._strides = self.xp.asarray(strides)
                 self._lists = () if lists is None else (self.xp.asarray(lists.take), self.xp.asarray(lists.put))
                 self._fill = self.xp.asarray(np.frombuffer(request.fill * max(1, 16 // len(request.fill)), np.uint8))
-                self._stage = self.xp.empty(max(plan.largest_data, 1), self.xp.uint8)
+                self._stage = self.xp.empty(plan.largest_data, self.xp.uint8) if plan.largest_data else None
             self._done = cuda.Event(disable_timing=True)
-            self._kernel = _kernel(device.index, width, lists is not None).kernel
+            self._kernel = _kernel(device.index, width, lists is not None, plan.loose).kernel
         self._wide = _blocks(int(self._total.max(initial=0)))
         self._constant = (np.uint64(self._to), np.uint64(self._strides.data.ptr))
         self._shape = (np.int32(self._k), np.int32(self._swap))
@@ -227,6 +249,7 @@ class DeviceSink:
 
     def place(self, part: Part, block: Block, missing: npt.NDArray[np.bool_] | None) -> Any:
         start, stop = part.data
+        assert self._stage is not None
         stage, stream = self._stage.data.ptr, self.stream
         with self.device.handle:
             # 1: host to device
@@ -242,6 +265,16 @@ class DeviceSink:
                     self._fill_rows(which[missing])
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
+        return event
+
+    def place_from(self, source: int, first: int, last: int) -> Any:
+        """Place the pieces ``first:last`` from device memory at `source`; returns the event that frees it."""
+        with self.device.handle:
+            if last > first:
+                table = self._table.data.ptr + first * self._table.strides[0]
+                self._launch(source, self._constant[1], table, last - first, self._wide)
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record(self.stream)
         return event
 
     def _launch(self, source: int, strides: np.uint64, table: int, n: int, wide: int) -> None:
@@ -279,7 +312,7 @@ class DeviceSink:
         self.stream.synchronize()
 
 
-def _widen(plan: Plan, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], list[int]]:
+def _widen(plan: Planned, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], list[int]]:
     """The widest unit, up to 16 bytes, that every row of the plan can be copied in, and counts and strides in it."""
     pieces, unit = plan.pieces, plan.unit
     count = pieces.count
@@ -290,8 +323,9 @@ def _widen(plan: Plan, to: int) -> tuple[int, npt.NDArray[np.int64], list[int], 
         return unit, count, from_strides, to_strides
     row = count[:, -1] * unit
     bits = to | int(np.bitwise_or.reduce(row)) | int(np.bitwise_or.reduce(pieces.place))
-    bits |= int(np.bitwise_or.reduce(plan.source)) if plan.live else 0
-    for stride in (*from_strides[:-1], *to_strides[:-1]):
+    if plan.live and not plan.loose:
+        bits |= int(np.bitwise_or.reduce(plan.source))
+    for stride in (*(() if plan.loose else from_strides[:-1]), *to_strides[:-1]):
         bits |= abs(stride)
     start = 16
     while start > unit and bits % start:

@@ -6,20 +6,21 @@ from gpuload.request import Reason
 
 EXPLANATIONS: dict[Reason, str] = {
     Reason.NO_LIBRARY: (
-        "This version of gpuload drives no library that reads straight into GPU memory: hipFile (AMD) and cuFile "
-        "(NVIDIA) are still to come. There is nothing to install or to mend."
+        "No library that reads straight into GPU memory was found. On AMD, install gpuload[rocm] and ROCm's hipFile "
+        "(libhipfile.so, below ROCM_PATH). NVIDIA's cuFile is not driven by this version."
     ),
     Reason.NO_DRIVER: (
-        "The library is installed but its kernel driver is not active: the amdgpu driver with peer-to-peer DMA on AMD, "
-        "nvidia-fs or a kernel with PCI_P2PDMA on NVIDIA. Load or install that driver; in a container, on the host."
+        "The library is installed but what it stands on is not: on AMD a HIP runtime that has hipAmdFileRead, and the "
+        "amdgpu driver with peer-to-peer DMA; on NVIDIA nvidia-fs or a kernel with PCI_P2PDMA. Install them; the "
+        "driver of a container is that of its host."
     ),
     Reason.NO_DEVICE: (
         "No usable GPU was found, so the bytes went to host memory. "
         "On a machine with a GPU, check the driver, and that the container or the job was given the device."
     ),
     Reason.FORCED_OFF: (
-        "Another backend was asked for by name (`--backend`, `backend` in gpuload.config, GPULOAD_BACKEND), or the "
-        "system switches this one off (sysctl kernel.io_uring_disabled). Undo that to use it again."
+        "Another backend was asked for by name (`--backend`, `backend` in gpuload.config, GPULOAD_BACKEND), or this "
+        "one is switched off (sysctl kernel.io_uring_disabled, HIPFILE_FORCE_COMPAT_MODE). Undo that to use it again."
     ),
     Reason.NOT_DEVICE_MEMORY: (
         "The destination is host memory, and the fastpath writes to device memory only. "

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuload.backends import registry
 from gpuload.config import flag, integer
 from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkReadError, StrictError
@@ -183,10 +182,9 @@ class Reader:
                 present = [stat is not None for stat in request.root.stats(request.keys)]
             there = request.file >= 0
             there[there] = np.asarray(present, bool)[request.file[there]]
-            if there[request.pieces.chunk].any():
-                # No backend is a fastpath yet: all that has a file is a fallback.
-                raise StrictError(request.reason or registry.FASTPATH_REASON, repr(self._source))
-            request = replace(request, file=np.where(there, request.file, -1))
+            request = replace(request, file=np.where(there, request.file, -1), strict=True)
+        else:
+            request = replace(request, strict=False)
         try:
             read(request)
         except ChunkDecodeError as error:

@@ -195,6 +195,7 @@ class Memory:
         _may_fail("malloc", OutOfMemoryError("the fake is out of memory"))
         self.allocation = Allocation(max(nbytes, 1), _device())
         heap.append(self.allocation)
+        self.ptr = self.allocation.address
         weakref.finalize(self, get_current_stream().enqueue, "free", self.allocation.free).atexit = False
 
 
@@ -205,15 +206,26 @@ def _bytes_at(low, high):
     raise CUDARuntimeError(f"illegal address {low:#x}:{high:#x}")
 
 
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+
 class ndarray:
-    def __init__(self, host, memory):
+    def __init__(self, host, memory=None, memptr=None):
+        if memptr is not None:  # as CuPy's own: a shape and a dtype
+            shape, dtype, memory = host, memory, memptr.mem
+            host = np.ndarray(shape, dtype, memory.allocation.bytes, memptr.ptr - memory.ptr)
         self.host, self.memory = host, memory
         self.shape, self.dtype, self.strides, self.size = host.shape, host.dtype, host.strides, host.size
         self.ndim, self.itemsize, self.nbytes, self.flags = host.ndim, host.itemsize, host.nbytes, host.flags
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.host.__array_interface__["data"][0])
+        return MemoryPointer(self.memory, self.host.__array_interface__["data"][0] - self.memory.ptr)
 
     @property
     def device(self):
@@ -234,6 +246,12 @@ class ndarray:
         target = self.host[key if isinstance(key, tuple) else (key,)] if key is not ... else self.host
         source = value.host if isinstance(value, ndarray) else value
         get_current_stream().enqueue("set", lambda: target.__setitem__(..., source))
+
+    def ravel(self):
+        return ndarray(self.host.reshape(-1), self.memory)
+
+    def view(self, dtype):
+        return ndarray(self.host.view(dtype), self.memory)
 
     def transpose(self, axes):
         return ndarray(self.host.transpose(axes), self.memory)
@@ -307,6 +325,12 @@ def _memcpy(target, source, nbytes, kind, pointer):
     stream.enqueue("copy", lambda: room.__setitem__(slice(target - base, target - base + nbytes), host))
 
 
+def _memset(target, value, nbytes, pointer):
+    (stream,) = [stream for stream in Stream.all if stream.ptr == pointer]
+    room, base = _bytes_at(target, target + nbytes)
+    stream.enqueue("memset", lambda: room.__setitem__(slice(target - base, target - base + nbytes), value))
+
+
 def _Host(address, nbytes):
     holder = SimpleNamespace(__array_interface__={"data": (address, False), "shape": (nbytes,), "typestr": "|u1"})
     return np.asarray(holder)
@@ -323,7 +347,9 @@ class RawKernel:
         assert name == "place"
         assert "UNIT" not in source
         assert "LISTED" not in source
-        self.width = int(re.search(r"u(\d+) v = ", source)[1])
+        assert "LOOSE" not in source
+        self.width = int(re.search(r"u(\d+) v;", source)[1])
+        self.loose = re.search(r"if \((\d)\)\n", source)[1] == "1"
         self.listed = re.search(r"\((\d) \? 2 : 1\)", source)[1] == "1"
         self.device = _device()
         self.kernel = self._launch
@@ -352,15 +378,15 @@ class RawKernel:
                 at = at[..., None] + s * strides[axis]
                 there = there[..., None] + d * strides[k + axis]
             if at.size:
-                units = self._units(source, at.ravel())
+                units = self._units(source, at.ravel(), self.loose)
                 values = units[0][units[1]]
                 target = self._units(to, there.ravel())
                 target[0][target[1]] = values[:, ::-1] if swap else values
 
-    def _units(self, base, offsets):
+    def _units(self, base, offsets, loose=False):
         """The bytes of the memory that all units lie in, and each unit's bytes in it."""
         low, high = base + int(offsets.min()), base + int(offsets.max()) + self.width
-        assert not ((base + offsets) % self.width).any(), "misaligned address"
+        assert loose or not ((base + offsets) % self.width).any(), "misaligned address"
         room, start = _bytes_at(low, high)
         return room, (base - start + offsets)[:, None] + np.arange(self.width)
 
@@ -382,12 +408,15 @@ cuda = SimpleNamespace(
     Event=Event,
     get_current_stream=get_current_stream,
     alloc_pinned_memory=_allocate,
+    Memory=Memory,
+    MemoryPointer=MemoryPointer,
     memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     runtime=SimpleNamespace(
         is_hip=False,
         hostRegister=_register,
         hostUnregister=_unregister,
         memcpyAsync=_memcpy,
+        memsetAsync=_memset,
         getDeviceCount=_count,
         getDevice=_device,
         CUDARuntimeError=CUDARuntimeError,

@@ -46,7 +46,7 @@ def test_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.choose()
 
 
-@pytest.mark.parametrize("name", ["hipfile", "", "URING"])
+@pytest.mark.parametrize("name", ["hip", "", "URING"])
 def test_a_name_that_is_none(name: str) -> None:
     for function in (registry.choose, registry.available, registry.make):
         with pytest.raises(ConfigError, match="there are 'io_uring', 'posix'"):

@@ -62,5 +62,5 @@ def backend(name: str) -> dict[str, Any]:
 
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "ring": ring,
-    **{entry.name: functools.partial(backend, entry.name) for entry in registry.ENTRIES},
+    **{name: functools.partial(backend, name) for name in registry.names()},
 }
