@@ -224,6 +224,11 @@ class Recorder:
             self._empty()
         self._tell()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will be counted any more."""
+        return self._closed
+
     def close(self) -> None:
         """Count nothing from now on; what was counted stays. Idempotent."""
         with self._lock:

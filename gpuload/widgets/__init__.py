@@ -5,6 +5,22 @@ Nothing here is imported before it is asked for, and no front end has to answer 
 
 from __future__ import annotations
 
-from gpuload.widgets.monitor import Monitor
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Monitor"]
+if TYPE_CHECKING:
+    from gpuload.widgets.chunkmap import ChunkMap
+    from gpuload.widgets.monitor import Monitor
+
+__all__ = ["ChunkMap", "Monitor"]
+
+# The Monitor of a record needs no zarr; what knows arrays does.
+_MODULES = {"ChunkMap": "chunkmap", "Monitor": "monitor"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

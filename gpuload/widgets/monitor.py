@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from typing import Any, Self
+from typing import Any
 
 from gpuload.record import wording
-from gpuload.record.recorder import Look, Recorder, process
+from gpuload.record.recorder import Look, Recorder
 from gpuload.record.summary import Summary, SummaryRow
 from gpuload.record.trace import Trace
 from gpuload.request import ReadPath
-from gpuload.widgets import live, still
-from gpuload.widgets.place import Place
-from gpuload.widgets.pusher import Pusher
+from gpuload.widgets import still
+from gpuload.widgets.panel import Panel
 from gpuload.widgets.timeline import Timeline
 
 _SCRIPTS = ("dom.js", "places.js", "chart.js", "requests.js", "monitor.js")
@@ -23,7 +21,7 @@ _BEGUN = 1000  # of the newest requests, with the first
 _BURST = 0.5  # seconds, at most, over which the bytes of a short burst are spread in the picture
 
 
-class Monitor:
+class Monitor(Panel):
     """The record of a trace or of the process, live in a notebook.
 
     One line says who serves; below it are bytes a second by path, a table by path, backend and reason, and the newest
@@ -46,50 +44,11 @@ class Monitor:
     """
 
     def __init__(self, trace: Trace | Recorder | None = None) -> None:
-        self._recorder = process if trace is None else trace if isinstance(trace, Recorder) else trace.recorder
-        self._place = Place(_SCRIPTS, self._still, self._text)
-        self._lock = threading.Lock()
-        self._pusher: Pusher | None = None
+        super().__init__(trace, _SCRIPTS)
         self._number = 0
         self._line: Timeline | None = None
         self._last: Look | None = None
         self._looked = 0.0
-
-    @property
-    def live(self) -> Any:
-        """The widget behind it once it is shown, for layouts of ipywidgets; None where there is none."""
-        return self._place.live
-
-    def close(self) -> None:
-        """End the updates and leave the last state as HTML; idempotent. Reads are not touched."""
-        pusher, self._pusher = self._pusher, None
-        if pusher is not None:
-            pusher.close()
-            live.after_cells(pusher.settle, wanted=False)
-        self._place.close()
-        self._place.renew()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def _ipython_display_(self) -> None:
-        if not live.in_kernel():
-            print(self._text())  # noqa: T201 - a terminal asked to see it
-            return
-        self._place.show(lambda: self._state(_BEGUN), self._greet)
-        if self._pusher is None:
-            self._pusher = Pusher(self._recorder, self._push, self._place.renew)
-            # What a cell has read is in its output when it ends: the kernel may be gone a moment later.
-            live.after_cells(self._pusher.settle, wanted=True)
-
-    def _repr_html_(self) -> str:
-        return self._place.html()
-
-    def __repr__(self) -> str:
-        return self._text()
 
     def _text(self) -> str:
         return self._recorder.summary().to_text()
@@ -100,20 +59,9 @@ class Monitor:
             line = self._line if self._line is not None and self._pusher is not None else Timeline.of(look.newest)
             return still.page(look, line.to_dict())
 
-    def _push(self) -> bool:
-        state = self._state(_SENT)
-        self._place.send(state)
-        if state["done"]:
-            self._place.keep(self._state(_BEGUN))
-        return bool(state["done"])
-
-    def _greet(self) -> None:
-        # A page that came after the first messages has missed them.
-        self._place.send(self._state(_BEGUN))
-
-    def _state(self, most: int) -> dict[str, Any]:
-        """What the page needs to show this moment; with each call the timeline goes on to now."""
-        with self._lock:
+    def _state(self, *, whole: bool) -> dict[str, Any]:
+        most = _BEGUN if whole else _SENT
+        with self._lock:  # with each look the timeline goes on to now
             look, last = self._recorder.look(most=most), self._last
             if last is None or last.generation != look.generation or not last.summary.requests:
                 look = self._recorder.look()  # the past, as far as it is kept

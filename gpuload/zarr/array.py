@@ -139,6 +139,11 @@ class Array:
         return np.asarray(host).astype(self.dtype.newbyteorder("="), copy=False)
 
     @property
+    def source(self) -> Source:
+        """Where it is and how it was opened."""
+        return self._source
+
+    @property
     def layout(self) -> Layout:
         """How the elements lie in the files."""
         return self._layout
