@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from html import escape
 from typing import Any
@@ -95,7 +96,7 @@ class ChunkMap(Panel):
             }
             if state["whole"]:
                 state |= {
-                    "name": wording.printable(array.name or array.source.root.path),
+                    "name": self._name(),
                     "grid": self._chunks.grid,
                     "edges": [_shown(edges, n) for edges, n in zip(edges_of(array), array.shape, strict=True)],
                     "dims": [wording.printable(dim) if dim else f"axis {i}" for i, dim in enumerate(array.dims)],
@@ -103,10 +104,13 @@ class ChunkMap(Panel):
                 }
             return state
 
+    def _name(self) -> str:
+        array = self._chunks.array
+        return wording.printable(array.name or os.path.basename(array.source.root.path.rstrip("/")))
+
     def _sentence(self) -> str:
         counts = [f"{n:,} {kind}" for kind, n in self._counts().items() if n]
-        name = wording.printable(self._chunks.array.name or self._chunks.array.source.root.path)
-        return f"{name}: {' × '.join(map(str, self._chunks.grid)) or '1'} chunks · {' · '.join(counts)}"
+        return f"{self._name()}: {' × '.join(map(str, self._chunks.grid)) or '1'} chunks · {' · '.join(counts)}"
 
     def _text(self) -> str:
         with self._lock:

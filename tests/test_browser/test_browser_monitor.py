@@ -21,7 +21,8 @@ from pathlib import Path
 import gpuload
 import zarr
 
-zarr.create_array({name!r}, shape=(64, 64), chunks=(8, 8), dtype="f4", compressors=None)[:] = 1.0
+n = {edge}
+zarr.create_array({name!r}, shape=(8 * n, 8 * n), chunks=(n, n), dtype="f4", compressors=None)[:] = 1.0
 array = gpuload.open({name!r}, device="cpu")
 """
 # Reads until the test says stop, and says how often it has read.
@@ -39,8 +40,15 @@ VIEW = ".gpuload-monitor"
 ROWS = f"{VIEW} .gpuload-requests tbody tr"
 
 
-def cells(name: str) -> list[str]:
-    words = {"name": f"{name}.zarr", "stop": f"{name}.stop", "rounds": f"{name}.rounds", "file": f"{name}.json"}
+def cells(name: str, edge: int = 8) -> list[str]:
+    """A notebook's; the store has 8 × 8 chunks of `edge` × `edge` elements."""
+    words: dict[str, Any] = {
+        "edge": edge,
+        "name": f"{name}.zarr",
+        "stop": f"{name}.stop",
+        "rounds": f"{name}.rounds",
+        "file": f"{name}.json",
+    }
     return [cell.format(**words) for cell in (STORE, READ, TELL)]
 
 
@@ -166,7 +174,7 @@ def test_pause_filter_and_save_work_while_the_cell_runs(notebook: Open) -> None:
 @pytest.mark.parametrize("width", [1280, 800])
 def test_nothing_is_cut_or_covered_in_light_and_dark(notebook: Open, screenshots: Path, width: int) -> None:
     name = f"look{width}"
-    book = notebook(*cells(name), width=width, height=1150)
+    book = notebook(*cells(name, edge=512), width=width, height=1150)
     page = book.page
     book.command("application:toggle-left-area")
     book.run_all()

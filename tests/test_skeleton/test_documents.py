@@ -104,6 +104,7 @@ def test_notebooks_run_and_end_with_the_report(notebook: Path, tmp_path: Path, m
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("GPULOAD_NOTEBOOK_MB", "4")
     content = nbformat.read(notebook, as_version=4)
     NotebookClient(content, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     last = [cell for cell in content.cells if cell.cell_type == "code"][-1]
