@@ -224,16 +224,6 @@ class Ring(Queues):
                     f"cannot put descriptor {table[done]} into slot {first + done} of {self.n_files}: {error.strerror}"
                 ) from error
 
-    def limit_workers(self, bounded: int) -> None:
-        """Let at most `bounded` kernel threads serve this ring's reads of files (5.15; before it, no-op)."""
-        self._check()
-        limits = (ctypes.c_uint32 * 2)(bounded, 0)
-        try:
-            self._register(abi.REGISTER_IOWQ_MAX_WORKERS, ctypes.addressof(limits), 2)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise BackendError(f"cannot limit the ring's workers: {error.strerror}") from error
-
     def describe(self) -> str:
         """One line on what this ring is made of."""
         flags = "|".join(str(flag.name) for flag in self.setup_flags)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,18 @@ from gpuload.errors import ChunkDecodeError, ChunkError, ChunkSizeError
 from gpuload.request import Int64
 
 _INLINE = 256 << 10  # decoded bytes that are not worth a hand-over
+
+
+class Places(Protocol):
+    """Where decoded chunks go; called from several threads, for different chunks."""
+
+    def room(self, chunk: int) -> npt.NDArray[np.uint8] | None:
+        """Memory that is the chunk's own place, to decode into; None: decode into the block, then `put`."""
+        ...
+
+    def put(self, chunk: int) -> None:
+        """Place a chunk that was decoded into the block."""
+        ...
 
 
 @lru_cache(maxsize=1)
@@ -38,6 +51,7 @@ def decode(
     keys: list[str],
     stored: tuple[Int64, Int64],
     out_offset: Int64,
+    places: Places | None = None,
 ) -> None:
     """Decode chunks of one block.
 
@@ -51,6 +65,8 @@ def decode(
         Offsets and sizes of the stored bytes in `memory`, int64 (n,) each; a size of -1 leaves a chunk out.
     out_offset
         int64 (n,): where each chunk's ``decoder.decoded_size`` bytes go in `memory`.
+    places
+        Where each goes from there, at once, while it is in the cache.
 
     Raises
     ------
@@ -60,15 +76,15 @@ def decode(
     which = np.flatnonzero(stored[1] >= 0)
     shares = min(_threads(), len(which))
     if shares <= 1 or decoder.decoded_size * len(which) <= _INLINE:
-        _decode_share(decoder, memory, keys, stored, out_offset, which)
+        _decode_share(decoder, memory, keys, stored, out_offset, which, places)
         return
     futures: list[Future[None]] = []
     try:
         for share in np.array_split(which, shares):
             try:
-                futures.append(_pool().submit(_decode_share, decoder, memory, keys, stored, out_offset, share))
+                futures.append(_pool().submit(_decode_share, decoder, memory, keys, stored, out_offset, share, places))
             except RuntimeError:  # the main thread has ended, and with it executors take no work any more
-                _decode_share(decoder, memory, keys, stored, out_offset, share)
+                _decode_share(decoder, memory, keys, stored, out_offset, share, places)
     finally:  # whatever happens, nobody writes to the block afterwards
         interrupt = _wait(futures)
     if interrupt is not None:
@@ -97,11 +113,16 @@ def _decode_share(
     stored: tuple[Int64, Int64],
     out_offset: Int64,
     which: Int64,
+    places: Places | None,
 ) -> None:
     starts, sizes = stored
     for i in which.tolist():
         at, to = int(starts[i]), int(out_offset[i])
-        decode_chunk(decoder, keys[i], memory[at : at + int(sizes[i])], memory[to : to + decoder.decoded_size])
+        room = None if places is None else places.room(i)
+        out = memory[to : to + decoder.decoded_size] if room is None else room
+        decode_chunk(decoder, keys[i], memory[at : at + int(sizes[i])], out)
+        if places is not None and room is None:
+            places.put(i)
 
 
 def decode_chunk(decoder: Decoder, key: str, stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:

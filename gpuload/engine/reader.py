@@ -19,7 +19,7 @@ from gpuload.backends import registry
 from gpuload.backends.base import Batch, DirectBackend
 from gpuload.bindings import runtime
 from gpuload.config import config, flag, integer
-from gpuload.engine.decode import decode, decode_chunk
+from gpuload.engine.decode import Places, decode, decode_chunk
 from gpuload.engine.fastpath import DirectRead, Unsuited
 from gpuload.engine.job import Job, missing_pieces, place
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
@@ -308,12 +308,27 @@ def _serve(io: IoThread, job: Job, wanted: bool) -> None:
 
 def _consume(job: Job, batch: Batch) -> Any:
     if job.plan.request.decoder is not None:
-        _decode(job.plan, batch, job.parts[batch.index])
+        part = job.parts[batch.index]
+        places = _Places(job.sink, part.first, batch) if isinstance(job.sink, HostSink) else None
+        _decode(job.plan, batch, part, places)
     return place(job, batch)
 
 
-def _decode(plan: Plan, batch: Batch, part: Part) -> None:
-    """Decode the chunks of a batch inside its block."""
+class _Places:
+    """Where the chunks of one batch go in a host array."""
+
+    def __init__(self, sink: HostSink, first: int, batch: Batch) -> None:
+        self._sink, self._first, self._memory = sink, first, batch.block.array
+
+    def room(self, chunk: int) -> npt.NDArray[np.uint8] | None:
+        return self._sink.room(self._first + chunk)
+
+    def put(self, chunk: int) -> None:
+        self._sink.put(self._first + chunk, self._memory)
+
+
+def _decode(plan: Plan, batch: Batch, part: Part, places: Places | None) -> None:
+    """Decode the chunks of a batch inside its block, or straight into place."""
     decoder = plan.request.decoder
     assert decoder is not None
     first, last = part.first, part.last
@@ -329,9 +344,11 @@ def _decode(plan: Plan, batch: Batch, part: Part) -> None:
     if part.open_ended:
         for i in np.flatnonzero(size >= plan.want[first:last]).tolist():  # it may go on beyond what was expected
             _decode_large(plan, keys[i], batch.block.array[int(out[i]) : int(out[i]) + decoder.decoded_size])
+            if places is not None:
+                places.put(i)
             size[i] = -1
     try:
-        decode(decoder, batch.block.array, keys, (start, size), out)
+        decode(decoder, batch.block.array, keys, (start, size), out, places)
     except ChunkDecodeError as error:
         # A FIFO that nobody writes, or a device, may give no bytes at all.
         irregular = not_regular(plan.request.root, error.key) if batch.handles is None else None

@@ -82,8 +82,8 @@ class HostSink:
         if missing is not None:
             for piece in np.flatnonzero(missing).tolist():
                 self.fill(first + piece, first + piece + 1)
-        if plan.vectors is not None:  # the kernel has put the others in place
-            return
+        if plan.vectors is not None or plan.request.decoder is not None:
+            return  # the kernel has put the others in place, or who decoded them
         if self._gather is not None:
             for piece in range(first, last):
                 if missing is None or not missing[piece - first]:
@@ -104,6 +104,26 @@ class HostSink:
         for at, to, shape, absent in zip(source, place, counts.tolist(), skip, strict=True):
             if not absent:
                 ndarray(shape, kind, out, to, to_strides)[...] = ndarray(shape, kind, memory, at, from_strides)
+
+    def room(self, piece: int) -> npt.NDArray[np.uint8] | None:
+        """The piece's place, as bytes, where it is one run of all bytes of a decoded chunk. Threads: safe."""
+        plan, pieces = self.plan, self.plan.pieces
+        if self._gather is not None or not pieces.source_strides == pieces.place_strides == (plan.unit,):
+            return None
+        nbytes, to = int(pieces.count[piece, 0]) * plan.unit, int(pieces.place[piece]) + self._base
+        whole = plan.request.decoder is not None and nbytes == plan.request.decoder.decoded_size
+        return self._out[to : to + nbytes] if whole else None
+
+    def put(self, piece: int, memory: npt.NDArray[np.uint8]) -> None:
+        """Place one piece from the memory of its block. Threads: safe, for different pieces."""
+        plan, pieces = self.plan, self.plan.pieces
+        at, to = int(plan.source[piece]), int(pieces.place[piece]) + self._base
+        if self._gather is not None:
+            self._gather.place(piece, memory, at)
+            return
+        shape = tuple(pieces.count[piece].tolist())
+        source = np.ndarray(shape, self._type, memory, at, pieces.source_strides)
+        np.ndarray(shape, self._type, self._out, to, pieces.place_strides)[...] = source
 
     def fill(self, first: int, last: int) -> None:
         plan = self.plan

@@ -285,23 +285,3 @@ with Ring(4) as ring:
     ring.register_files(64)
 """
     assert python(script) == Reason.FD_LIMIT
-
-
-def test_limit_workers_refused(ring, monkeypatch):
-    def kernel(code):
-        def refuse(*_):
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(ring, "_register", refuse)
-
-    kernel(errno.EINVAL)  # before 5.15
-    ring.limit_workers(2)
-    kernel(errno.EPERM)
-    with pytest.raises(BackendError, match="workers"):
-        ring.limit_workers(2)
-
-
-def test_limit_workers(ring, run, memory, fds):
-    ring.limit_workers(2)
-    rows = abi.read_rows(fds[-1], 0, memory.address, 4096, np.arange(8), fixed_file=False, flags=abi.IOSQE_ASYNC)
-    assert run(ring, rows) == [4096] * 8
