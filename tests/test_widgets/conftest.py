@@ -74,6 +74,7 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     """This process as if it were a kernel."""
     end = FrontEnd()
     monkeypatch.setattr(live, "in_kernel", lambda: True)
+    monkeypatch.setattr(live, "possible", lambda: True)
     monkeypatch.setattr(live, "model", end.model)
     monkeypatch.setattr(IPython.display, "display", end.display)
     monkeypatch.setattr(IPython.display, "update_display", end.update_display)
