@@ -7,6 +7,7 @@ truncated or removed is noticed each time it is taken.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gpuload.config import integer_or_none
-from gpuload.errors import ConfigError, HandleInUseError
+from gpuload.errors import ChunkReadError, ConfigError, HandleInUseError
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
 
@@ -232,7 +233,7 @@ class HandleCache:
         where = root.identity
         for key in missing:
             try:
-                handle = FileHandle.open(root, key, allowance=self.per_handle)
+                handle = self._open_one(root, key)
             except (FileNotFoundError, NotADirectoryError):
                 found[key] = None
                 continue
@@ -240,6 +241,25 @@ class HandleCache:
             with self._changed:
                 self._handles[where, key] = handle
             found[key] = handle
+
+    def _open_one(self, root: Root, key: str) -> FileHandle:
+        """Open a file; where others have used up the process's descriptors, idle files give theirs."""
+        while True:
+            try:
+                return FileHandle.open(root, key, allowance=self.per_handle)
+            except ChunkReadError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._close_idle():
+                    raise
+
+    def _close_idle(self) -> bool:
+        """Close every file that nobody holds; whether there was one."""
+        with self._changed:
+            idle = [(place, handle) for place, handle in self._handles.items() if not handle.leases]
+            for place, handle in idle:
+                del self._handles[place]
+                self._closing.add(handle)
+        self._close([handle for _, handle in idle])
+        return bool(idle)
 
     def _claim_outdated(self) -> list[FileHandle]:
         """Outdated handles that nobody uses any more: whoever takes them here must close them, without the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -598,3 +599,38 @@ print("end", flush=True)
     assert lines[:3] == ["last handler", "c in order True", "end"]  # the child's, then the parent's
     assert sorted(lines[3:5]) == ["a in order True", "b in order True"]
     assert lines[5:] == ["last handler"]
+
+
+def test_idle_files_give_way_where_others_used_up_the_descriptors(tmp_path):
+    keys = [f"f{i}" for i in range(6)]
+    for key in keys:
+        (tmp_path / key).write_bytes(key.encode())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cache = HandleCache(64)
+    with Root(tmp_path) as root:
+        held = cache.acquire(root, keys[:1])
+        cache.release(cache.acquire(root, keys[1:4]))
+        highest = os.open(tmp_path, os.O_RDONLY)
+        filling = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    filling.append(os.open(tmp_path, os.O_RDONLY))
+            handles = cache.acquire(root, keys[4:])
+            assert [os.pread(handle.buffered_fd, 9, 0) for handle in handles] == [b"f4", b"f5"]
+            assert len(cache) == 3
+            with contextlib.suppress(OSError):
+                while True:
+                    filling.append(os.open(tmp_path, os.O_RDONLY))
+            with pytest.raises(ChunkReadError, match="Too many open files"):  # nothing is idle
+                cache.acquire(root, keys[1:2])
+            cache.release(handles)
+        finally:
+            for fd in filling:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            os.close(highest)
+        assert os.pread(held[0].buffered_fd, 9, 0) == b"f0"
+        cache.release(held)
+        cache.clear()
