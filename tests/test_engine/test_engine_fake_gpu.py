@@ -316,7 +316,7 @@ def test_gpuload_open_on_a_device(gpu: ModuleType, tmp_path: Path, dtype: str, f
 
 
 def test_what_a_device_cannot_hold_comes_to_the_host(gpu: ModuleType, tmp_path: Path) -> None:
-    values = np.array(["2001-01-01", "2002-02-02"], "M8[s]")
+    values = np.array(["one", "two"], "S3")
     zarr.create_array(tmp_path / "a", data=values)
     got = gpuload.open(tmp_path / "a", device="cuda")[...]
     assert isinstance(got, np.ndarray)

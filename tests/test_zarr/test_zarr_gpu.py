@@ -87,13 +87,13 @@ def test_dates_are_counts(tmp_path: Path, same: Callable[[Any, Any], bool]) -> N
     import cupy
 
     stored = zarr.create_array(str(tmp_path / "a"), shape=(5,), chunks=(2,), dtype="M8[s]")
-    stored[:] = np.arange(5, dtype="M8[s]")
+    stored[:] = np.arange(5).astype("M8[s]")
     array = gpuload.open(tmp_path / "a", device="cuda")
     assert isinstance(array, Array)
     got = array[::-1]
     assert isinstance(got, cupy.ndarray)
     assert same(got.get(), np.arange(5)[::-1])
-    assert same(array.as_times(got), np.arange(5, dtype="M8[s]")[::-1])
+    assert same(array.as_times(got), np.arange(5).astype("M8[s]")[::-1])
 
 
 @pytest.mark.parametrize("dtype", ["S3", "U3", str])
