@@ -64,7 +64,7 @@ class IndexForm:
         ChunkSizeError
             The file is shorter than an index.
         ChunkDecodeError
-            The checksum is wrong.
+            The checksum is wrong, or chunks overlap.
         """
         if len(raw) != self.nbytes:
             raise ChunkSizeError(key, self.nbytes, file_size, "a shard is at least as long as its index")
@@ -76,7 +76,34 @@ class IndexForm:
                     key, f"the index of the shard has crc32c {stored:#010x}, its bytes {computed:#010x}"
                 )
             raw = raw[:-4]
-        return np.frombuffer(raw, ">u8" if self.big_endian else "<u8").astype(np.uint64).reshape(-1, 2)
+        index = np.frombuffer(raw, ">u8" if self.big_endian else "<u8").astype(np.uint64).reshape(-1, 2)
+        self._check_apart(key, index, file_size)
+        return index
+
+    def _check_apart(self, key: str, index: Index, file_size: int) -> None:
+        """Refuse an index whose chunks share some of their bytes, with each other or with it; all of them they may.
+
+        What is beyond the end of the file is seen when it is asked for.
+        """
+        inside = (index[:, 0] <= file_size) & (index[:, 1] <= file_size) & (index[:, 1] > 0)
+        offset, size = index[inside].astype(np.int64).T
+        order = np.lexsort((size, offset))
+        offset, end = offset[order], (offset + size)[order]
+        cut = (offset[1:] < end[:-1]) & ~((offset[1:] == offset[:-1]) & (end[1:] == end[:-1]))
+        if cut.any():
+            at = int(np.argmax(cut))
+            raise ChunkDecodeError(
+                key,
+                f"the index of the shard has inner chunks that overlap: bytes {offset[at]} to {end[at]} and "
+                f"{offset[at + 1]} to {end[at + 1]}",
+            )
+        start = 0 if self.at_start else file_size - self.nbytes
+        within = (offset < start + self.nbytes) & (end > start) & (end <= file_size)
+        if within.any():
+            at = int(np.argmax(within))
+            raise ChunkDecodeError(
+                key, f"the index of the shard has an inner chunk at bytes {offset[at]} to {end[at]}, where it is itself"
+            )
 
 
 class IndexCache:

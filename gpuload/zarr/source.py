@@ -12,6 +12,9 @@ from gpuload.memory.device import Device, resolve
 from gpuload.zarr import _compat
 from gpuload.zarr.store import DeviceStore
 
+MAX_DOCUMENT = 64 << 20  # bytes of one metadata document; consolidated metadata have about one KiB an array
+_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
 
 class Source:
     """A node of a store, and the options it was opened with.
@@ -61,10 +64,11 @@ class Source:
         Raises
         ------
         NotZarrError
-            Neither an array nor a group is there.
+            Neither an array nor a group is there, or its metadata are larger than `MAX_DOCUMENT`.
         UnsupportedArrayError
             Something is, but zarr-python does not understand it.
         """
+        self._check_documents()
         try:
             return _compat.open_node(self.store, self.path, self.zarr_format)
         except (GpuloadError, MemoryError):
@@ -75,6 +79,15 @@ class Source:
             if _compat.is_json_error(error):
                 raise NotZarrError(f"{self!r}: its metadata is not JSON: {error}") from error
             raise UnsupportedArrayError(f"{self!r}: {type(error).__name__}: {error}") from error
+
+    def _check_documents(self) -> None:
+        """Refuse metadata that would take minutes and gigabytes to parse."""
+        keys = [self.prefix + name for name in _DOCUMENTS]
+        for key, status in zip(keys, self.root.stats(keys), strict=True):
+            if status is not None and status.st_size > MAX_DOCUMENT:
+                raise NotZarrError(
+                    f"{self!r}: {key!r} has {status.st_size} bytes, metadata may have {MAX_DOCUMENT} at most"
+                )
 
     def __repr__(self) -> str:
         return f"'{self.root.path}'" + (f" at {self.path!r}" if self.path else "")
