@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuload.errors import SelectionError
@@ -18,7 +18,6 @@ from gpuload.planning.placement import collapse
 from gpuload.planning.points import cut_points
 from gpuload.planning.selection import AnySelection, PointSelection, Selection, normalise, orthogonal
 
-MANY = settings(max_examples=2 * settings().max_examples)  # of whatever profile is loaded
 DTYPES = ["u1", ">i2", "<u4", "f8", "V3", "c16"]
 
 
@@ -176,7 +175,6 @@ def destination(data: st.DataObject, selection: AnySelection, dtype: np.dtype) -
     return padded[(*(slice(None, None, step) for step in steps), ...)], flat
 
 
-@MANY
 @given(cases(), st.data())
 def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
     array, key, form, piece_bytes = case
@@ -184,14 +182,12 @@ def test_pieces_give_the_selection(case: tuple[np.ndarray, Any, ChunkForm, int |
     check_pieces(array, normalise(key, array.shape), expected, form, piece_bytes, data)
 
 
-@MANY
 @given(cases(orthogonal_selections), st.data())
 def test_pieces_give_the_orthogonal_selection(case: Any, data: st.DataObject) -> None:
     array, key, form, piece_bytes = case
     check_pieces(array, orthogonal(key, array.shape), outer(array, key), form, piece_bytes, data)
 
 
-@MANY
 @given(cases(point_selections), st.data())
 def test_pieces_give_the_points(case: tuple[np.ndarray, Any, ChunkForm, int | None], data: st.DataObject) -> None:
     array, key, form, piece_bytes = case
@@ -233,7 +229,6 @@ def check_pieces(
     assert out.tobytes() == expected.tobytes()
 
 
-@MANY
 @given(cases())
 def test_pieces_are_as_small_as_they_can_be(case: tuple[np.ndarray, Any, ChunkForm, int | None]) -> None:
     array, key, form, piece_bytes = case

@@ -24,7 +24,9 @@ from gpuload import config
 from gpuload.backends import registry
 from gpuload.zarr import Array
 
+EXAMPLES = settings().max_examples if settings().max_examples > 100 else 33
 pytestmark = [
+    pytest.mark.timeout(600 if EXAMPLES == 33 else 4 * 3600),  # a whole array an example: long on a loaded machine
     # Random bits are compared by zarr-python when it writes them; signalling NaN are among them.
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning"),
@@ -32,7 +34,6 @@ pytestmark = [
 ]
 BACKENDS = [entry.name for entry in registry.ENTRIES if registry.available(entry.name).reason is None]
 SELECTIONS = 10
-EXAMPLES = settings().max_examples if settings().max_examples > 100 else 33
 IS_OLD = zarr.__version__ == "3.1.6"
 
 DTYPES = ["b1", "i1", "u1", "<i2", "<u4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16", "<M8[s]", "<m8[25us]", "S5", "<U2"]

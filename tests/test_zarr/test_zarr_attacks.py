@@ -71,12 +71,12 @@ def test_metadata_of_a_hundred_megabytes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "gzip"])
-def test_a_chunk_that_unpacks_to_a_gigabyte(tmp_path: Path, codec: str) -> None:
+def test_a_chunk_that_unpacks_to_half_a_gigabyte(tmp_path: Path, codec: str) -> None:
     import numcodecs
 
     codecs: Any = {"zstd": zarr.codecs.ZstdCodec(), "gzip": zarr.codecs.GzipCodec()}[codec]
     zarr.create_array(str(tmp_path / "a"), shape=(1024,), chunks=(1024,), dtype="u1", compressors=codecs)[:] = 1
-    bomb = numcodecs.get_codec({"id": codec}).encode(np.zeros(1 << 30, np.uint8))
+    bomb = numcodecs.get_codec({"id": codec}).encode(np.zeros(1 << 29, np.uint8))
     (tmp_path / "a" / "c" / "0").write_bytes(bytes(bomb))
     said, mebibytes = grown(tmp_path / "a", "gpuload.open({path!r}, device='cpu')[...]")
     assert "ChunkDecodeError" in said

@@ -76,7 +76,7 @@ def outer(array: Any, keys: tuple[Any, ...]) -> Any:
     return whole[(*(0 if isinstance(key, int) else slice(None) for key in keys), ...)]
 
 
-@settings(max_examples=max(10, settings().max_examples // 4))
+@settings(max_examples=max(5, settings().max_examples // 20))
 @given(
     keys=st.tuples(*(basic(size) | arrays(size) for size in SHAPE)),
     piece_bytes=st.sampled_from([1, 12, 40, 100, 1 << 20]),
@@ -92,7 +92,7 @@ def test_orthogonal(stored: tuple[Path, Any], same: Same, backend: str, keys: An
             assert same(out, expected)
 
 
-@settings(max_examples=max(10, settings().max_examples // 4))
+@settings(max_examples=max(5, settings().max_examples // 20))
 @given(data=st.data())
 def test_one_array(stored: tuple[Path, Any], same: Same, backend: str, data: st.DataObject) -> None:
     """Among integers and slices it means what NumPy means, moved axes too."""
@@ -233,7 +233,7 @@ def points(draw: Any) -> Any:
     return tuple(keys)
 
 
-@settings(max_examples=max(10, settings().max_examples // 10))
+@settings(max_examples=max(5, settings().max_examples // 20))
 @given(data=st.data(), piece_bytes=st.sampled_from([1, 12, 40, 100, 1 << 20]))
 def test_points(stored: tuple[Path, Any], same: Same, backend: str, data: st.DataObject, piece_bytes: int) -> None:
     """Between the brackets as NumPy has it; of `vindex` what arrays have in common comes first."""
@@ -303,9 +303,9 @@ def test_two_arrays_are_points(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["raw", "zstd", "shards", "encoded shards", "foreign"])
 def test_each_chunk_of_points_is_read_once(tmp_path: Path, backend: str, kind: str) -> None:
     options = {key: (64, 64) if key == "shards" else value for key, value in KINDS[kind].items()}
-    values = np.arange(1, 256 * 256 + 1).reshape(256, 256)
-    zarr.create_array(str(tmp_path / "a"), shape=(256, 256), chunks=(16, 16), dtype="i4", **options)[...] = values
-    keys = [200, 3, 7, 3, 201, 0, 200], [9, 9, 9, 250, 9, 15, 9]
+    values = np.arange(1, 128 * 128 + 1).reshape(128, 128)
+    zarr.create_array(str(tmp_path / "a"), shape=(128, 128), chunks=(16, 16), dtype="i4", **options)[...] = values
+    keys = [100, 3, 7, 3, 101, 0, 100], [9, 9, 9, 120, 9, 15, 9]
     array = opened(tmp_path / "a")
     array.vindex[keys]  # the indexes of the shards are cached from here on
     with served() as seen:
