@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import zarr
 from google_crc32c import value as crc32c
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import gpuload
 from gpuload.errors import ChunkDecodeError, ChunkError, EscapesStoreError, NotZarrError, SelectionError
 from gpuload.zarr import Array
+from gpuload.zarr.shards import IndexForm
 
 BOUNDED = """
 import resource, sys
@@ -145,3 +148,19 @@ def test_a_shard_whose_chunks_overlap(tmp_path: Path, at: Any, compressors: Any,
         return
     with pytest.raises(ChunkDecodeError, match=r"overlap|itself"):
         array[...]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=6))
+@example([(3, 4), (3, 4), (7, 1)])
+@example([(0, 8), (9, 1), (2, 1)])
+def test_chunks_that_overlap_are_told_from_those_apart(entries: list[tuple[int, int]]) -> None:
+    ranges = {(offset, offset + size) for offset, size in entries if size}
+    overlap = any(a < d and c < b for a, b in ranges for c, d in ranges if (a, b) != (c, d))
+    form = IndexForm((len(entries),), checksum=False)
+    index = np.array(entries, "<u8")
+    raw = np.frombuffer(index.tobytes(), np.uint8)
+    if overlap:
+        with pytest.raises(ChunkDecodeError, match="overlap"):
+            form.parse("c/0", raw, 1000)
+    else:
+        assert np.array_equal(form.parse("c/0", raw, 1000), index)
