@@ -204,6 +204,8 @@ class Array:
     def append(self, values: Any, axis: int = 0, *, durable: bool | None = None) -> None:
         """Add `values` behind the end along `axis`; the array has its new shape afterwards.
 
+        The end is where it is now in the store: what others appended since this array was opened stays.
+
         Readers see the old shape until all chunks are written. Others that have the array open must open it again.
 
         Parameters
@@ -221,12 +223,18 @@ class Array:
             The array was not opened with ``mode="r+"``.
         AssignmentError
             Values of another shape.
+        SelectionError
+            This is a single field of structures.
         UnsupportedArrayError
             Chunks that differ in shape.
         ChunkError
             As by assignment; the shape is the old one then.
         """
-        append(self._source, self._metadata, self.shape, values, axis, durable)
+        if self._layout.fields:
+            raise SelectionError("single fields can only be read")
+        # Not the shape and the attributes that it was opened with: others may have appended since.
+        now = _reopen(self._source, ())
+        append(self._source, now._metadata, now.shape, values, axis, durable)  # noqa: SLF001 - an array as this one
         self.__dict__.update(_reopen(self._source, self._layout.fields).__dict__)
 
     @property

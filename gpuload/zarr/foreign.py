@@ -80,7 +80,7 @@ def read_foreign(
             else:
                 box[chunk.place] = layout.fill_value
                 missing += 1
-                nbytes += box[chunk.place].size * layout.dtype.itemsize
+                nbytes += np.size(box[chunk.place]) * layout.dtype.itemsize
         if missing:
             events.publish(Filled(missing, nbytes))
 

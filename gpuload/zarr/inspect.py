@@ -25,6 +25,7 @@ from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
 from gpuload.zarr.layout import Road
+from gpuload.zarr.paths import path_of
 from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
@@ -107,7 +108,7 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
     ChunkError
         A shard whose index cannot be right.
     """
-    place = os.fsdecode(path)
+    place = path_of(path)
     store = DeviceStore(os.path.abspath(place), read_only=True)
     nodes = walk(Source(store, "", zarr_format=None, device="cpu", strict=False))
     command = _pack_command(place)
@@ -166,7 +167,8 @@ def _inner_chunks(root: Root, files: ChunkFiles, form: IndexForm) -> tuple[Int64
             entries = entries[~(entries == EMPTY).all(axis=1)]
             limit = np.uint64(length)
             if ((entries[:, 0] > limit) | (entries[:, 1] > limit - np.minimum(entries[:, 0], limit))).any():
-                raise ChunkSizeError(key, length, length, "the index has inner chunks beyond the end of the shard")
+                ends = [offset + size for offset, size in entries.tolist()]
+                raise ChunkSizeError(key, max(ends), length, "the index has inner chunks beyond the end of the shard")
             found.append((np.full(len(entries), i), entries[:, 0].astype(np.int64), entries[:, 1].astype(np.int64)))
     file, offset, size = (np.concatenate(column) for column in zip(*found, strict=True))
     return file, offset, size

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from contextlib import suppress
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import zarr
 
@@ -17,11 +15,9 @@ from gpuload.memory.device import Device
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
 from gpuload.zarr.dataset import Dataset, node_at
+from gpuload.zarr.paths import INSTEAD, path_of
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|:)")
-_INSTEAD = "copy it to a local disk, or read it with zarr-python"
 
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 _LOOKED_AT, _NAMED = 1000, 5  # entries of a directory: looked at for stores, and named in a message
@@ -93,7 +89,7 @@ def open(  # noqa: A001 - zarr and h5py call it so
 
 def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore:
     if not isinstance(store, _compat.LocalStore):
-        raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {_INSTEAD}")
+        raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {INSTEAD}")
     if follow_links is None and isinstance(store, DeviceStore):
         follow_links = store.follow_links
     if store.read_only and not read_only:
@@ -103,18 +99,12 @@ def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> 
 
 def _path_of(x: str | os.PathLike[str]) -> str:
     try:
-        path = os.fsdecode(x)
+        return path_of(x)
     except TypeError as error:
         raise TypeError(
             "gpuload.open takes a path, a file:// URL, or a store, array or group of zarr-python, not "
             f"{type(x).__qualname__}"
         ) from error
-    if not isinstance(x, str) or not _URL.match(x):
-        return os.path.expanduser(path)
-    parts = urlsplit(path)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise NotLocalError(f"{path!r} is not a local path: only paths and file:// URLs are; {_INSTEAD}")
-    return unquote(parts.path)
 
 
 def _hint(path: str) -> str:

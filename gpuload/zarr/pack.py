@@ -26,6 +26,7 @@ from gpuload.planning.selection import Selection
 from gpuload.zarr import _compat
 from gpuload.zarr.create import Form, Plan, clear_place, plan_array, write_documents
 from gpuload.zarr.pack_journal import NAME, Journal, Stat, discard
+from gpuload.zarr.paths import path_of, place_of
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
@@ -145,7 +146,7 @@ def pack(
     Parameters
     ----------
     source, target
-        Paths of the two stores.
+        Paths of the two stores, or ``file://`` URLs.
     chunks
         Elements of an inner chunk along each dimension, for arrays of just so many dimensions; None, and for all other
         arrays: as they are, at most the whole array.
@@ -169,6 +170,8 @@ def pack(
     ------
     ExistsError
         Something is at `target` already: also a pack of something else, or with other options, that was interrupted.
+    NotLocalError
+        A URL of something else than local files.
     ChunkDecodeError
         With `verify`: values differ; names the shard.
     StoreError, ChunkError
@@ -177,11 +180,11 @@ def pack(
     if align < 1 or align & (align - 1):
         raise ConfigError(f"{align=} is no power of two")
     durable = flag("durable") if durable is None else durable
-    store = DeviceStore(os.path.abspath(os.fsdecode(source)), read_only=True)
+    store = DeviceStore(os.path.abspath(path_of(source)), read_only=True)
     nodes = list(walk(Source(store, "", zarr_format=None, device="cpu", strict=False)))
     works = [_Work(node, _plan(node, chunks, shards, codec)) for node in nodes if node.array is not None]
     groups = [node for node in nodes if node.array is None]
-    place = os.path.abspath(os.fsdecode(target))
+    place = place_of(target)
     _check_apart(os.fspath(store.root), place)
     _prepare(place, overwrite=overwrite)
     total = sum(work.itemsize * math.prod(work.node.layout.shape) for work in works)
@@ -223,7 +226,8 @@ def _plan(node: Node, chunks: Extents | None, shards: Extents | str | None, code
         attrs.pop("_ARRAY_DIMENSIONS", None)  # v3 has a place of its own for them
     form = Form(
         chunks=inner,
-        shards=outer if fixed and described.dtype.names is None else None,  # nothing of the others can be aligned
+        # Nothing of what differs in size can be aligned; shards of structures and raw bytes zarr-python cannot open.
+        shards=outer if fixed and described.dtype.kind != "V" else None,
         codecs=codec,
         fill_value=described.fill,
         dims=described.dims if any(described.dims) else None,

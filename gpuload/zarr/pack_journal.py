@@ -15,6 +15,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, Self
 
 from gpuload.errors import ExistsError
@@ -53,12 +54,18 @@ class Journal:
 
     def _read(self, path: str, what: Any) -> dict[str, list[Any]]:
         self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
+        try:
+            lines = self._file.read().splitlines(keepends=True)
+            begun = json.loads(lines[0]) if lines and lines[0].endswith("\n") else None
+        except ValueError as error:  # as after a loss of power
+            raise ExistsError(
+                f"{self._name!r} is no journal of a pack: {error}; overwrite=True (--overwrite) begins again"
+            ) from error
         if not lines or not lines[0].endswith("\n"):
             self._file.truncate(0)
             self._write(what)
             return {}
-        if json.loads(lines[0]) != what:
+        if begun != what:
             raise ExistsError(
                 f"{path!r} was begun with another source or other options; overwrite=True (--overwrite) begins again"
             )
@@ -67,8 +74,9 @@ class Journal:
         if len(whole) + 1 < len(lines):
             self._file.truncate(sum(len(line.encode()) for line in [lines[0], *whole]))
         for line in whole:
-            key, *rest = json.loads(line)
-            finished[key] = rest
+            with suppress(ValueError, TypeError):  # the shard of a damaged line is written again
+                key, *rest = json.loads(line)
+                finished[key] = rest
         return finished
 
     def has(self, key: str, file: Stat, made_of: Sequence[Stat]) -> bool:

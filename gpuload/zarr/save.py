@@ -18,6 +18,7 @@ from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
 from gpuload.zarr.create import Form, Plan, clear_place, plan_array, write_documents
 from gpuload.zarr.dataset import Dataset, node_at
+from gpuload.zarr.paths import place_of
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 
@@ -42,7 +43,8 @@ def save(
     Parameters
     ----------
     path
-        Of the store, a directory; directories above it are made.
+        Of the store, a directory, or a ``file://`` URL; directories above it are made. Where it is a link, the store
+        is made where that leads.
     value
         NumPy or CuPy array, anything NumPy makes an array of, or an `Array`; or a mapping of names to these, or to
         further mappings: a group.
@@ -73,13 +75,15 @@ def save(
     ------
     ExistsError
         Something is at `path` already; also with `overwrite`, where it is no zarr store.
+    NotLocalError
+        A URL of something else than local files.
     UnsupportedArrayError
         What zarr-python cannot describe: chunks that do not divide the shards, a data type it does not know.
     ChunkWriteError
         The kernel refuses, as where the disk is full; names the chunk.
     """
     form = Form(chunks=chunks, shards=shards, codecs=codecs, fill_value=fill_value, dims=dims)
-    place = os.path.abspath(os.fsdecode(path))
+    place = place_of(path)
     nodes, arrays = _plans(value, form, dict(attrs or {}))
     clear_place(place, overwrite=overwrite)
     os.makedirs(place, exist_ok=True)

@@ -180,7 +180,8 @@ def _pick(box: Any, wave: Sequence[Target]) -> list[Elements]:
     """What is assigned to each chunk, in host memory; from a device it is one copy for all of them."""
     places = [[part.place for part in target.along] for target in wave]
     if isinstance(box, np.ndarray):
-        return [box[index(place)] for place in places]
+        # With the ellipsis an array without dimensions gives an array, not its element, which may be a mere str.
+        return [box[(*index(place), ...)] for place in places]
     device = of(box)
     assert isinstance(device, GpuDevice)
     xp = device.xp

@@ -266,3 +266,59 @@ def test_command(tmp_path: Path) -> None:
     assert "80 values read back: equal, bit for bit" in words.output
     for bad in (["--chunks", "2,x"], ["--shards", "0"], ["--codec", "lzma"]):
         assert run(main, [*arguments, *bad]).exit_code == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*dtype|.*data type")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("shape", [(), (5, 4)])
+def test_raw_bytes_stay_readable_by_zarr_python(tmp_path: Path, shape: tuple[int, ...], zarr_format: Any) -> None:
+    values = np.arange(math.prod(shape) * 7, dtype="u1").view("V7").reshape(shape)
+    array = zarr.create_array(
+        tmp_path / "src", shape=shape, chunks=tuple(2 for _ in shape), dtype=values.dtype, zarr_format=zarr_format
+    )
+    array[...] = values if shape else values[()]
+    pack(tmp_path / "src", tmp_path / "dst", verify=True)
+    assert zarr.open_array(tmp_path / "dst", mode="r")[...].tobytes() == values.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:.*dtype|.*data type")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("word", ["", "gr\u00fcn"], ids=["missing", "stored"])
+def test_one_string(tmp_path: Path, word: str, zarr_format: Any) -> None:
+    array = zarr.create_array(tmp_path / "src", shape=(), dtype=str, zarr_format=zarr_format)
+    if word:
+        array[...] = word
+    pack(tmp_path / "src", tmp_path / "dst", verify=True)
+    for path in ("src", "dst"):
+        found = gpuload.open(tmp_path / path, mode="r+", device="cpu")
+        assert isinstance(found, gpuload.Array)
+        assert found[...] == np.array(word, found.dtype)
+        found[...] = "blau"
+        assert zarr.open_array(tmp_path / path, mode="r")[...] == "blau"
+
+
+@pytest.mark.parametrize("journal", [b"\0\0\0\n", b"\xff\xfe\n"], ids=["zeros", "no text"])
+def test_a_journal_that_was_lost(tmp_path: Path, journal: bytes) -> None:
+    gpuload.save(tmp_path / "src", np.arange(5))
+    (tmp_path / "dst").mkdir()
+    (tmp_path / "dst" / NAME).write_bytes(journal)
+    with pytest.raises(ExistsError, match="is no journal of a pack"):
+        pack(tmp_path / "src", tmp_path / "dst")
+    pack(tmp_path / "src", tmp_path / "dst", overwrite=True, verify=True)
+
+
+def test_shards_of_damaged_lines_of_a_journal_are_written_again(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == progress.total:
+            raise KeyboardInterrupt
+
+    gpuload.save(tmp_path / "src", np.arange(8), chunks=2)
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "src", tmp_path / "dst", shards=(2,), progress=interrupt)
+    with (tmp_path / "dst" / NAME).open("r+") as file:
+        first, *lines = file.readlines()
+        assert len(lines) == 4
+        file.seek(0)
+        file.truncate()
+        file.writelines([first, "\0\n", "7\n", "[[1], 2]\n", lines[-1]])
+    assert pack(tmp_path / "src", tmp_path / "dst", shards=(2,), verify=True).skipped == 1

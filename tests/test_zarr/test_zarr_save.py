@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +23,10 @@ from gpuload.errors import (
     AssignmentError,
     ChunkWriteError,
     ExistsError,
+    NotLocalError,
     NotZarrError,
     ReadOnlyError,
+    SelectionError,
     UnsupportedArrayError,
 )
 from gpuload.files.writer import Writer
@@ -262,3 +266,57 @@ def test_chosen_chunks_and_shards(shape: tuple[int, ...], itemsize: int) -> None
     assert int(np.prod(shards, dtype=object)) * itemsize <= 1 << 20
     # As large as the array allows: no chunk is less than half of what it could be.
     assert size * 2 > min(1 << 16, int(np.prod([max(1, n) for n in shape], dtype=object)) * itemsize) - itemsize
+
+
+def test_append_goes_on_where_others_stopped(tmp_path: Path) -> None:
+    early = saved(tmp_path / "a", np.arange(5), chunks=2)
+    other = gpuload.open(tmp_path / "a", mode="r+", device="cpu")
+    assert isinstance(other, Array)
+    other.append([10, 11])
+    zarr.open_array(str(tmp_path / "a"), mode="r+").attrs["by"] = "somebody else"
+    early.append([20])
+    assert early.shape == (8,)
+    assert early.attrs == {"by": "somebody else"}
+    assert zarr.open_array(str(tmp_path / "a"), mode="r")[...].tolist() == [0, 1, 2, 3, 4, 10, 11, 20]
+
+
+def test_nothing_is_appended_to_a_single_field(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that structures have no form in zarr v3 yet
+        array = saved(tmp_path / "a", np.zeros(3, [("x", "i4"), ("y", "f8")]))
+        with pytest.raises(SelectionError, match="single fields can only be read"):
+            array.fields["x"].append([7])
+        assert gpuload.open(tmp_path / "a", device="cpu").shape == (3,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("write", [partial(saved, chunks=2), "pack"], ids=["save", "pack"])
+def test_where_a_link_leads(tmp_path: Path, write: Any) -> None:
+    saved(tmp_path / "source", np.arange(5))
+    if write == "pack":
+        write = lambda place, _, **options: gpuload.zarr.pack(tmp_path / "source", place, **options)  # noqa: E731
+    (tmp_path / "link").symlink_to("store")
+    for options in ({}, {"overwrite": True}):  # nothing is there yet; a store is
+        write(tmp_path / "link", np.arange(5), **options)
+        assert (tmp_path / "link").is_symlink()
+        found = gpuload.open(tmp_path / "store", device="cpu")
+        assert isinstance(found, Array)
+        assert found[...].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_places_as_open_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    saved("~/a", np.arange(3))
+    saved((tmp_path / "b c").as_uri(), np.arange(3))
+    gpuload.zarr.pack("~/a", (tmp_path / "d").as_uri())
+    assert [array.shape for array in gpuload.zarr.inspect("~/a")] == [(3,)]
+    assert sorted(os.listdir()) == ["b c", "d", "home"]
+    for call in (
+        lambda: gpuload.save("s3://bucket/a", np.arange(3)),
+        lambda: gpuload.zarr.pack("~/a", "s3://bucket/a"),
+        lambda: gpuload.zarr.pack("s3://bucket/a", "e"),
+        lambda: gpuload.zarr.inspect("s3://bucket/a"),
+    ):
+        with pytest.raises(NotLocalError, match="'s3://bucket/a' is not a local path"):
+            call()
+    assert sorted(os.listdir()) == ["b c", "d", "home"]
