@@ -110,7 +110,7 @@ def fake_hipfile(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     module = _module("fake_hipfile", Path(__file__).parent / "fake_cupy" / "hipfile.py")
     library = module.Library(fake_cupy)
-    module.library = library
+    module.fake = library
     monkeypatch.setattr(fake_cupy.cuda.runtime, "is_hip", True)
     monkeypatch.setattr(bindings, "load", lambda: library)
     monkeypatch.setattr(runtime, "hip", lambda: None)

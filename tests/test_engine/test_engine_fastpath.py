@@ -45,7 +45,7 @@ def random(shape: tuple[int, ...], dtype: str = "<i4") -> np.ndarray[Any, Any]:
 
 def read(hip: ModuleType, array: Any, selection: Any = ..., out: Any = None, **how: Any) -> Any:
     shape = np.empty(array.shape)[selection].shape
-    target = hip.library.cupy.empty(shape, array.dtype) if out is None else out
+    target = hip.fake.cupy.empty(shape, array.dtype) if out is None else out
     request, _ = array.request(selection, target, **how)
     reader.read(request)
     return target
@@ -81,7 +81,7 @@ def by_fallback(served: list[Any]) -> dict[str | None, int]:
 
 @pytest.fixture(params=[False, True], ids=["late", "eager"])
 def hip(request: pytest.FixtureRequest, fake_hipfile: ModuleType) -> ModuleType:
-    fake_hipfile.library.cupy.eager = request.param
+    fake_hipfile.fake.cupy.eager = request.param
     return fake_hipfile
 
 
@@ -90,7 +90,7 @@ def hip(request: pytest.FixtureRequest, fake_hipfile: ModuleType) -> ModuleType:
 def test_equal(hip: ModuleType, stored: Make, served: list[Any], kind: str, selection: Any) -> None:
     array = stored(random((60, 44)), (16, 12), kind=kind, missing=(2, 7))
     assert read(hip, array, selection).get().tobytes() == right(array, selection)
-    assert by_fastpath(served)[2] == hip.library.moved > 0
+    assert by_fastpath(served)[2] == hip.fake.moved > 0
 
 
 @settings(max_examples=60)
@@ -104,14 +104,14 @@ def test_random_arrays(fake_hipfile: ModuleType, stored: Make, data: st.DataObje
     array = stored(random(shape, dtype), chunks, kind=kind, order=order, missing=(1,), per_shard=4)
     piece_bytes = data.draw(st.sampled_from([16, 100, 1 << 20]))
     with config.set(piece_bytes=piece_bytes):
-        out = fake_hipfile.library.cupy.empty(array.full[selection].shape, np.dtype(dtype).newbyteorder("="))
+        out = fake_hipfile.fake.cupy.empty(array.full[selection].shape, np.dtype(dtype).newbyteorder("="))
         read(fake_hipfile, array, selection, out, swap=swap)
         assert out.get().tobytes() == array.full[selection].astype(out.dtype).tobytes()
 
 
 @pytest.mark.parametrize("layout", ["C", "F", "strided", "shifted"])
 def test_into_any_strides(hip: ModuleType, stored: Make, layout: str) -> None:
-    array, cupy = stored(random((40, 36)), (8, 16), missing=(1,)), hip.library.cupy
+    array, cupy = stored(random((40, 36)), (8, 16), missing=(1,)), hip.fake.cupy
     out = {
         "C": lambda: cupy.empty((40, 36), array.dtype),
         "F": lambda: cupy.empty((40, 36), array.dtype, "F"),
@@ -123,16 +123,16 @@ def test_into_any_strides(hip: ModuleType, stored: Make, layout: str) -> None:
 
 def test_aligned_chunks_go_straight_into_the_result(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 32)), (8, 32))
-    hip.library.cupy.log.clear()
+    hip.fake.cupy.log.clear()
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fastpath(served) == (8, array.full.nbytes, array.full.nbytes)
-    assert hip.library.calls["read"] == 8
-    assert not {"kernel", "copy"} & {what for _, what in hip.library.cupy.log}
-    assert not hip.library.buffers
+    assert hip.fake.calls["read"] == 8
+    assert not {"kernel", "copy"} & {what for _, what in hip.fake.cupy.log}
+    assert not hip.fake.buffers
 
 
 def test_a_result_still_in_use_by_the_gpu_is_not_written_to_yet(fake_hipfile: ModuleType, stored: Make) -> None:
-    cupy = fake_hipfile.library.cupy
+    cupy = fake_hipfile.fake.cupy
     array = stored(random((64, 32)), (8, 32))
     out = cupy.empty((64, 32), array.dtype)
     out[...] = 7  # on the caller's stream, and late
@@ -152,9 +152,7 @@ def test_the_end_of_an_odd_file_comes_by_the_fallback(hip: ModuleType, stored: M
 def test_no_block_of_neighbours_is_read_twice(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((40, 50)), (5, 7), kind="shard", per_shard=16)  # 140 bytes each, at odd offsets
     assert read(hip, array).get().tobytes() == right(array)
-    blocks = [
-        (inode, block) for inode, start, stop in hip.library.spans for block in range(start // BLOCK, stop // BLOCK)
-    ]
+    blocks = [(inode, block) for inode, start, stop in hip.fake.spans for block in range(start // BLOCK, stop // BLOCK)]
     assert len(blocks) == len(set(blocks))
     files = sum((array.folder / key).stat().st_size for key in array.keys)
     assert by_fastpath(served)[2] > files - 64 * len(array.keys) - BLOCK * len(array.keys)
@@ -174,15 +172,15 @@ def test_many_slots_of_scratch(fake_hipfile: ModuleType, stored: Make, served: l
 def test_plain_files(hip: ModuleType, tmp_path: Any, served: list[Any]) -> None:
     content = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
     (tmp_path / "x").write_bytes(content.tobytes())
-    out = hip.library.cupy.empty((6000,), "u1")
+    out = hip.fake.cupy.empty((6000,), "u1")
     with gpuload.RegisteredFile(tmp_path / "x") as file:
         for offset, size, place in ((0, 5000, 0), (1, 4000, 17), (64, 640, 128), (4990, 10, 5), (77, 3, 0)):
             assert file.read_into(out, offset, size, place) == size
             assert (out.get()[place : place + size] == content[offset : offset + size]).all()
         assert file.handle.descriptors == 2  # its own, and the library's
         assert file.read_into(out, 4900, 500) == 100
-    assert not hip.library.files
-    assert by_fastpath(served)[2] == hip.library.moved
+    assert not hip.fake.files
+    assert by_fastpath(served)[2] == hip.fake.moved
 
 
 # ---------------------------------------------------------------------- what is declined
@@ -201,12 +199,12 @@ def test_a_condition_that_fails_is_named(
     fake_hipfile: ModuleType, stored: Make, served: list[Any], set_up: Any, reason: Reason
 ) -> None:
     array = stored(random((60, 44)), (16, 12))
-    set_up(fake_hipfile.library)
+    set_up(fake_hipfile.fake)
     assert read(fake_hipfile, array).get().tobytes() == right(array)
     assert set(by_fallback(served)) == {str(reason)}
     assert all(event.declined["hipfile"] is reason for event in served)
-    assert not fake_hipfile.library.calls["read"]
-    assert not fake_hipfile.library.uses  # the driver is opened for eligible files only
+    assert not fake_hipfile.fake.calls["read"]
+    assert not fake_hipfile.fake.uses  # the driver is opened for eligible files only
     assert "HIPFILE_ALLOW_COMPAT_MODE" not in os.environ
     with config.set(strict=True), pytest.raises(StrictError, match=str(reason)):
         read(fake_hipfile, array)
@@ -261,7 +259,7 @@ def test_encoded_chunks_are_for_the_host(fake_hipfile: ModuleType, stored: Make,
     from dataclasses import replace
 
     array = stored(random((60, 44)), (16, 12), kind="zlib")
-    out = fake_hipfile.library.cupy.empty((60, 44), array.dtype)
+    out = fake_hipfile.fake.cupy.empty((60, 44), array.dtype)
     reader.read(replace(array.request(..., out)[0], reason=Reason.HOST_CODEC))
     assert out.get().tobytes() == right(array)
     assert set(by_fallback(served)) == {"host-codec"}
@@ -272,8 +270,8 @@ def test_encoded_chunks_are_for_the_host(fake_hipfile: ModuleType, stored: Make,
 
 def test_the_detour_is_off_from_the_first_eligible_file_on(fake_hipfile: ModuleType, stored: Make) -> None:
     seen: list[str | None] = []
-    open_driver = fake_hipfile.library.open_driver
-    fake_hipfile.library.open_driver = lambda: (seen.append(os.environ.get("HIPFILE_ALLOW_COMPAT_MODE")), open_driver())
+    open_driver = fake_hipfile.fake.open_driver
+    fake_hipfile.fake.open_driver = lambda: (seen.append(os.environ.get("HIPFILE_ALLOW_COMPAT_MODE")), open_driver())
     array = stored(random((60, 44)), (16, 12))
     assert "HIPFILE_ALLOW_COMPAT_MODE" not in os.environ
     read(fake_hipfile, array)
@@ -286,17 +284,17 @@ def test_what_cannot_be_known_is_unverified(
     fake_hipfile: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     if who == "opened before":
-        fake_hipfile.library.uses = 1
+        fake_hipfile.fake.uses = 1
     else:
         monkeypatch.setenv("HIPFILE_ALLOW_COMPAT_MODE", "true" if who == "switch on" else "maybe")
     array = stored(random((60, 44)), (16, 12))
     assert read(fake_hipfile, array).get().tobytes() == right(array)
     assert ("fastpath", "hipfile", None) not in ways(served)
-    assert ways(served)["fallback", "hipfile", "unverified"][2] == fake_hipfile.library.moved
+    assert ways(served)["fallback", "hipfile", "unverified"][2] == fake_hipfile.fake.moved
     with config.set(strict=True), pytest.raises(StrictError, match="unverified"):
         read(fake_hipfile, array)
     fastpath.stop()
-    fake_hipfile.library.uses = 0
+    fake_hipfile.fake.uses = 0
 
 
 def test_the_switch_of_the_user_counts_where_it_is_the_same(
@@ -327,18 +325,18 @@ def test_no_route_to_the_drive_is_tried_again_by_the_fallback(
     hip: ModuleType, stored: Make, served: list[Any], kind: str, number: int
 ) -> None:
     array = stored(random((64, 64)), (16, 16), kind=kind)
-    hip.library.faults["read"] = hip.at(2, hip.error(number))
+    hip.fake.faults["read"] = hip.at(2, hip.error(number))
     assert read(hip, array).get().tobytes() == right(array)
-    assert by_fastpath(served)[2] == hip.library.moved
+    assert by_fastpath(served)[2] == hip.fake.moved
     assert by_fallback(served)["p2p-route"] >= 16 * 64
-    hip.library.faults["read"] = hip.always(hip.error(number))
+    hip.fake.faults["read"] = hip.always(hip.error(number))
     with config.set(strict=True), pytest.raises(StrictError, match="p2p-route"):
         read(hip, array)
 
 
 def test_a_decline_is_served_by_the_fallback(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 64)), (16, 16))
-    hip.library.faults["read"] = hip.always(hip.error(code=5030))
+    hip.fake.faults["read"] = hip.always(hip.error(code=5030))
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fallback(served) == {"driver-error": array.full.nbytes}
     assert by_fastpath(served) == (0, 0, 0)
@@ -347,40 +345,40 @@ def test_a_decline_is_served_by_the_fallback(hip: ModuleType, stored: Make, serv
 @pytest.mark.parametrize("kind", ["raw", "shard"])
 def test_any_other_error_names_the_key(hip: ModuleType, stored: Make, served: list[Any], kind: str) -> None:
     array = stored(random((64, 64)), (16, 16), kind=kind)
-    hip.library.faults["read"] = hip.at(3, hip.error(errno.EIO))
+    hip.fake.faults["read"] = hip.at(3, hip.error(errno.EIO))
     with pytest.raises(ChunkReadError) as caught:
         read(hip, array)
     assert caught.value.errno == errno.EIO
     assert caught.value.key in array.keys
-    assert by_fastpath(served)[2] == hip.library.moved
-    hip.library.faults["read"] = hip.always(hip.error(code=5011))
+    assert by_fastpath(served)[2] == hip.fake.moved
+    hip.fake.faults["read"] = hip.always(hip.error(code=5011))
     with pytest.raises(ChunkReadError):
         read(hip, array)
-    hip.library.faults.clear()
+    hip.fake.faults.clear()
     assert read(hip, array).get().tobytes() == right(array)
 
 
 @pytest.mark.parametrize("short", [BLOCK, 100, 3 * BLOCK - 1])
 def test_a_short_read_goes_on(hip: ModuleType, stored: Make, served: list[Any], short: int) -> None:
     array = stored(random((64, 64)), (16, 16), kind="shard")
-    hip.library.faults["read"] = hip.always(short)
+    hip.fake.faults["read"] = hip.always(short)
     assert read(hip, array).get().tobytes() == right(array)
-    assert by_fastpath(served)[2] == hip.library.moved
+    assert by_fastpath(served)[2] == hip.fake.moved
     assert by_fastpath(served)[1] == array.full.nbytes - by_fallback(served).get("tail", 0)
 
 
 @pytest.mark.parametrize("short", [0, 10])
 def test_a_driver_that_does_not_go_on(hip: ModuleType, stored: Make, served: list[Any], short: int) -> None:
     array = stored(random((64, 64)), (16, 16))
-    hip.library.faults["read"] = hip.always(short)
+    hip.fake.faults["read"] = hip.always(short)
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fallback(served) == {"driver-error": array.full.nbytes}
-    assert by_fastpath(served)[2] == hip.library.moved
+    assert by_fastpath(served)[2] == hip.fake.moved
 
 
 def test_a_part_then_no_route(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 64)), (64, 64))
-    hip.library.faults["read"] = lambda n: BLOCK if n == 1 else hip.error(errno.ENODEV)
+    hip.fake.faults["read"] = lambda n: BLOCK if n == 1 else hip.error(errno.ENODEV)
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fastpath(served) == (1, BLOCK, BLOCK)
     assert by_fallback(served) == {"p2p-route": array.full.nbytes - BLOCK}
@@ -389,31 +387,31 @@ def test_a_part_then_no_route(hip: ModuleType, stored: Make, served: list[Any]) 
 @pytest.mark.parametrize("code", [5030, 5031])
 def test_a_registration_that_fails_leaks_nothing(hip: ModuleType, stored: Make, served: list[Any], code: int) -> None:
     array = stored(random((64, 64)), (16, 64))
-    hip.library.faults["register_file"] = hip.at(2, hip.error(code=code, call="hipFileHandleRegister"))
+    hip.fake.faults["register_file"] = hip.at(2, hip.error(code=code, call="hipFileHandleRegister"))
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fallback(served) == {"fd-limit" if code == 5031 else "driver-error": 16 * 64 * 4}
-    assert len(hip.library.files) == 3
+    assert len(hip.fake.files) == 3
     assert read(hip, array).get().tobytes() == right(array)
-    assert len(hip.library.files) == 4
+    assert len(hip.fake.files) == 4
 
 
 def test_a_driver_that_does_not_open(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 64)), (16, 64))
-    hip.library.faults["open_driver"] = hip.always(hip.error(code=5010, call="hipFileDriverOpen"))
+    hip.fake.faults["open_driver"] = hip.always(hip.error(code=5010, call="hipFileDriverOpen"))
     assert read(hip, array).get().tobytes() == right(array)
     assert set(by_fallback(served)) == {"driver-error"}
 
 
 def test_scratch_that_cannot_be_registered_works_too(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 50)), (16, 7))
-    hip.library.faults["register_buffer"] = hip.always(hip.error(code=5013, call="hipFileBufRegister"))
+    hip.fake.faults["register_buffer"] = hip.always(hip.error(code=5013, call="hipFileBufRegister"))
     assert read(hip, array).get().tobytes() == right(array)
     assert by_fastpath(served)[2] > 0
 
 
 def test_no_memory_for_scratch(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((64, 50)), (16, 7))
-    cupy = hip.library.cupy
+    cupy = hip.fake.cupy
     out = cupy.empty((64, 50), array.dtype)
 
     class None_(cupy.Memory):
@@ -427,7 +425,7 @@ def test_no_memory_for_scratch(hip: ModuleType, stored: Make, served: list[Any])
 
 @pytest.mark.parametrize("operation", ["launch", "malloc"])
 def test_an_error_of_the_gpu_leaves_nothing(hip: ModuleType, stored: Make, operation: str) -> None:
-    array, cupy = stored(random((64, 50)), (16, 7)), hip.library.cupy
+    array, cupy = stored(random((64, 50)), (16, 7)), hip.fake.cupy
     assert read(hip, array).get().tobytes() == right(array)
     out = cupy.empty((64, 50), array.dtype)
     cupy.refuse[operation] = 0
@@ -449,7 +447,7 @@ def test_a_file_that_was_cut_is_named(hip: ModuleType, stored: Make) -> None:
 
 def test_a_file_that_is_cut_while_it_is_read_is_named(hip: ModuleType, stored: Make) -> None:
     array = stored(random((64, 64)), (16, 64))
-    original = hip.library.register_file
+    original = hip.fake.register_file
     cut = threading.Event()
 
     def cut_and_register(fd: int) -> Any:
@@ -458,7 +456,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(hip: ModuleType, stored: M
             os.truncate(array.path(2, 0), 1000)
         return original(fd)
 
-    hip.library.register_file = cut_and_register
+    hip.fake.register_file = cut_and_register
     with config.set({"fastpath.threads": 1}), pytest.raises(ChunkSizeError) as caught:
         read(hip, array)
     assert (caught.value.key, caught.value.actual) == ("c/2/0", 1000)
@@ -492,9 +490,9 @@ def test_many_callers_at_once(hip: ModuleType, stored: Make, served: list[Any]) 
     for thread in threads:
         thread.join()
     assert failures == []
-    assert by_fastpath(served)[2] == hip.library.moved
-    assert hip.library.calls["open_driver"] == 1
-    assert hip.library.calls["register_file"] == len(hip.library.files)
+    assert by_fastpath(served)[2] == hip.fake.moved
+    assert hip.fake.calls["open_driver"] == 1
+    assert hip.fake.calls["register_file"] == len(hip.fake.files)
 
 
 def test_all_is_told_that_was_read(hip: ModuleType, stored: Make, served: list[Any]) -> None:
