@@ -10,7 +10,8 @@ from gpuload.checks.child import TIMEOUT, Answers, Job, ask
 from gpuload.checks.gpu import Gpu, Vendor
 from gpuload.checks.report import BackendState, MountRow, Report, Section
 from gpuload.checks.view import View
-from gpuload.errors import NotFoundError, NotLocalError
+from gpuload.errors import NotFoundError
+from gpuload.files.paths import path_of
 from gpuload.request import Reason
 
 
@@ -68,9 +69,7 @@ def examine(path: str | os.PathLike[str] | None, view: View, timeout: float = TI
 
 
 def _located(path: str | os.PathLike[str]) -> str:
-    text = os.fsdecode(path)
-    if "://" in text and not os.path.exists(text):
-        raise NotLocalError(f"{text!r} is no path: gpuload reads local files")
+    text = path_of(path)
     try:
         os.stat(text)
     except OSError as error:

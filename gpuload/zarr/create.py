@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpuload.errors import ExistsError, UnsupportedArrayError
+from gpuload.errors import ChunkWriteError, ExistsError, UnsupportedArrayError
 from gpuload.files.writer import Writer
 from gpuload.zarr import _compat
 from gpuload.zarr.layout import layout_of
@@ -141,19 +142,57 @@ def _extents(given: Extents | int, shape: Extents) -> tuple[int, ...]:
     return extents
 
 
-def clear_place(path: str, *, overwrite: bool) -> None:
-    """Make sure that a store can be made at `path`.
+@contextmanager
+def new_place(path: str, *, overwrite: bool) -> Iterator[None]:
+    """A directory for a new store, as `make_place` makes it; what a block that raises left there is deleted.
+
+    Half of a store cannot be opened, and would only stand in the way of the next try.
+    """
+    stood = os.path.isdir(path) and not os.listdir(path)
+    make_place(path, overwrite=overwrite)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+            if not stood:
+                os.rmdir(path)
+        raise
+
+
+def make_place(path: str, *, overwrite: bool) -> None:
+    """Make the directory `path` for a new store.
 
     Raises
     ------
     ExistsError
         Something is there. With `overwrite`, a zarr store is deleted; anything else still is an error.
+    ChunkWriteError
+        The kernel refuses.
     """
+    try:
+        _clear(path, overwrite=overwrite)
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        if isinstance(error, ExistsError):
+            raise
+        number = error.errno or 0
+        raise ChunkWriteError(path, number, f"no store can be made there: {os.strerror(number)}") from error
+
+
+def _clear(path: str, *, overwrite: bool) -> None:
     try:
         names = os.listdir(path)
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
+        if not os.path.lexists(path):  # it is a directory above that is none
+            raise
         raise ExistsError(f"{path!r} is a file") from error
     if not names:
         return

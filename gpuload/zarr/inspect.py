@@ -18,6 +18,7 @@ from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkSizeError
 from gpuload.files.blocks import direct_reason
 from gpuload.files.geometry import geometry
+from gpuload.files.paths import path_of
 from gpuload.files.root import Root
 from gpuload.memory.device import fits_device
 from gpuload.planning.aligned import DIRECT_ALIGN, enclose
@@ -25,7 +26,6 @@ from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
 from gpuload.zarr.layout import Road
-from gpuload.zarr.paths import path_of
 from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore

@@ -11,11 +11,11 @@ import zarr
 
 from gpuload.config import config
 from gpuload.errors import NotLocalError, NotZarrError, ReadOnlyError
+from gpuload.files.paths import INSTEAD, path_of
 from gpuload.memory.device import Device
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
 from gpuload.zarr.dataset import Dataset, node_at
-from gpuload.zarr.paths import INSTEAD, path_of
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from gpuload.config import flag
 from gpuload.errors import ChunkDecodeError, ConfigError, ExistsError
+from gpuload.files.paths import path_of, place_of
 from gpuload.files.writer import Writer
 from gpuload.planning.aligned import DIRECT_ALIGN
 from gpuload.planning.axis import AxisRange
 from gpuload.planning.selection import Selection
 from gpuload.zarr import _compat
-from gpuload.zarr.create import Form, Plan, clear_place, plan_array, write_documents
+from gpuload.zarr.create import Form, Plan, make_place, plan_array, write_documents
 from gpuload.zarr.pack_journal import NAME, Journal, Stat, discard
-from gpuload.zarr.paths import path_of, place_of
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
@@ -248,8 +248,7 @@ def _prepare(place: str, *, overwrite: bool) -> None:
         if not overwrite:
             return
         discard(place)
-    clear_place(place, overwrite=overwrite)
-    os.makedirs(place, exist_ok=True)
+    make_place(place, overwrite=overwrite)
 
 
 def _description(

@@ -11,14 +11,14 @@ import numpy as np
 
 from gpuload.config import flag
 from gpuload.errors import DeviceError, UnsupportedArrayError
+from gpuload.files.paths import place_of
 from gpuload.files.writer import Writer
 from gpuload.memory.device import of
 from gpuload.planning.selection import orthogonal
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
-from gpuload.zarr.create import Form, Plan, clear_place, plan_array, write_documents
+from gpuload.zarr.create import Form, Plan, new_place, plan_array, write_documents
 from gpuload.zarr.dataset import Dataset, node_at
-from gpuload.zarr.paths import place_of
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 
@@ -80,19 +80,18 @@ def save(
     UnsupportedArrayError
         What zarr-python cannot describe: chunks that do not divide the shards, a data type it does not know.
     ChunkWriteError
-        The kernel refuses, as where the disk is full; names the chunk.
+        The kernel refuses, as where the disk is full; names the chunk. What was written is deleted again.
     """
     form = Form(chunks=chunks, shards=shards, codecs=codecs, fill_value=fill_value, dims=dims)
     place = place_of(path)
     nodes, arrays = _plans(value, form, dict(attrs or {}))
-    clear_place(place, overwrite=overwrite)
-    os.makedirs(place, exist_ok=True)
     durable = flag("durable") if durable is None else durable
-    store = DeviceStore(place)
-    for plan, elements in arrays:
-        plan.writer(store, durable=durable, align=None).assign(orthogonal(..., plan.metadata.shape), elements)
-    with Writer(store.directory, durable=durable) as writer:
-        write_documents(writer, nodes)
+    with new_place(place, overwrite=overwrite):
+        store = DeviceStore(place)
+        for plan, elements in arrays:
+            plan.writer(store, durable=durable, align=None).assign(orthogonal(..., plan.metadata.shape), elements)
+        with Writer(store.directory, durable=durable) as writer:
+            write_documents(writer, nodes)
     return node_at(Source(store, "", zarr_format=3, device="auto", strict=None))
 
 

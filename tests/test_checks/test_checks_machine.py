@@ -138,6 +138,16 @@ def test_a_gpu_that_only_cupy_sees_has_a_vendor_too(
     assert not any(state.usable for state in report.backends.values())
 
 
+def test_paths_as_open_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a b").mkdir()
+    assert (
+        examine_module._located("~/a b")
+        == examine_module._located((tmp_path / "a b").as_uri())
+        == str(tmp_path / "a b")
+    )
+
+
 def test_paths_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         gpuload.doctor(tmp_path / "nowhere")

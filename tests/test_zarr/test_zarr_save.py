@@ -152,16 +152,18 @@ def test_what_cannot_be_made(tmp_path: Path, options: dict[str, Any]) -> None:
 def test_half_a_store_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Writer.write
 
-    def refuse(self: Writer, key: str, *parts: Any) -> None:
-        if key == "b/zarr.json":
-            raise ChunkWriteError(key, 28, "full")
+    looked = []
+
+    def look(self: Writer, key: str, *parts: Any) -> None:
+        looked.append(key)
+        with pytest.raises(NotZarrError):
+            gpuload.open(tmp_path / "g")
         write(self, key, *parts)
 
-    monkeypatch.setattr(Writer, "write", refuse)
-    with pytest.raises(ChunkWriteError):
-        gpuload.save(tmp_path / "g", {"a": np.arange(3), "b": np.arange(3)})
-    with pytest.raises(NotZarrError):
-        gpuload.open(tmp_path / "g")
+    monkeypatch.setattr(Writer, "write", look)
+    gpuload.save(tmp_path / "g", {"a": np.arange(3), "b": np.arange(3)})
+    assert {"a/zarr.json", "b/zarr.json", "zarr.json"} <= set(looked)
+    assert isinstance(gpuload.open(tmp_path / "g"), Dataset)
 
 
 APPENDING = """
@@ -320,3 +322,29 @@ def test_places_as_open_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(NotLocalError, match="'s3://bucket/a' is not a local path"):
             call()
     assert sorted(os.listdir()) == ["b c", "d", "home"]
+
+
+@pytest.mark.parametrize("stood", [False, True], ids=["no directory", "an empty directory"])
+def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path, stood: bool) -> None:
+    place = tmp_path / "a"
+    if stood:
+        place.mkdir(mode=0o750)
+    too_long = {"fine": {"x": np.arange(5)}, "x" * 300: np.arange(2)}
+    with pytest.raises(ChunkWriteError):
+        gpuload.save(place, too_long)
+    assert place.exists() == stood
+    assert not stood or (place.stat().st_mode & 0o777 == 0o750 and not os.listdir(place))
+    saved(place, np.arange(3))
+    with pytest.raises(ChunkWriteError):
+        gpuload.save(place, too_long, overwrite=True)
+    assert saved(place, np.arange(4))[...].tolist() == [0, 1, 2, 3]
+
+
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    saved(tmp_path / "source", np.arange(5))
+    (tmp_path / "file").write_text("no directory")
+    for place in (tmp_path / "file" / "a", tmp_path / ("x" * 300)):
+        with pytest.raises(ChunkWriteError, match="no store can be made there"):
+            gpuload.save(place, np.arange(3))
+        with pytest.raises(ChunkWriteError, match="no store can be made there"):
+            gpuload.zarr.pack(tmp_path / "source", place)
