@@ -55,7 +55,7 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """Bin width and end in seconds, and bytes by path in each bin up to the end."""
-        used = int(self._bin(self._end)) + 1 if self._bytes.any() else 0
+        used = int(self._bin(self._end)) + 1 if self._end or self._bytes.any() else 0
         whole = np.rint(self._bytes[:, :used]).astype(int).tolist()
         paths = {str(path): row for path, row in zip(ReadPath, whole, strict=True)}
         return {"width": self.width, "end": round(self._end, 3), **paths}

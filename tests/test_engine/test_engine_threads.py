@@ -115,7 +115,7 @@ def test_the_pool_keeps_its_limit_with_many_readers(stored: Any, backend: str, f
         together([array.check for array in arrays] * 2)
         io = transfer.io_thread()
         assert io.call(lambda: io.pool.nbytes) <= 13 << 20
-        assert len(io.pool.slabs) == 3
+        assert 1 <= len(io.pool.slabs) <= 3  # how many are wanted at a time is up to the scheduler
 
 
 def test_blocks_larger_than_a_slab_have_a_limit_too(
