@@ -48,6 +48,13 @@ def _let_go() -> None:
     fastpath.stop()
     transfer.stop()
     reader.handle_cache().clear()
+    _forget_switches()
+
+
+def _forget_switches() -> None:
+    """Whoever opens hipFile leaves its switches in the environment, where the next test would find them."""
+    for name in [name for name in os.environ if name.startswith("HIPFILE_")]:
+        del os.environ[name]
 
 
 @pytest.fixture
@@ -56,6 +63,7 @@ def rocm_python(request: pytest.FixtureRequest) -> Callable[..., str]:
     plugin = request.config.pluginmanager.get_plugin("rocm_sim")
     if plugin is None:
         pytest.skip("needs the simulated ROCm, which `make test-rocm` runs on")
+    _forget_switches()
     run: Callable[..., str] = plugin.python
     return run
 

@@ -28,7 +28,7 @@ def direct(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(rocm_sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """hipFile without its fallback."""
     monkeypatch.setenv("HIPFILE_ALLOW_COMPAT_MODE", "false")
 
