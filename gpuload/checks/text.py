@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuload.checks.report import Check, Status
+from gpuload.record.text import as_plain
 from gpuload.record.wording import printable
 
 if TYPE_CHECKING:
@@ -97,10 +96,4 @@ def _mounts(report: Report) -> Table:
 
 def to_text(report: Report, width: int | None) -> str:
     """The report as plain text, without colours, each line at most `width` columns."""
-    if width is None:
-        width = shutil.get_terminal_size((120, 24)).columns
-    options: dict[str, Any] = {"force_terminal": False, "force_jupyter": False, "legacy_windows": False}
-    console = Console(file=io.StringIO(), width=width, color_system=None, **options)
-    with console.capture() as capture:
-        console.print(Printed(report))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return as_plain(Printed(report), width)

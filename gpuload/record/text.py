@@ -96,10 +96,15 @@ def _fitting_table(rows: Sequence[SummaryRow], width: int) -> Table:
 
 def to_text(summary: Summary, width: int | None) -> str:
     """The report as plain text, without colours, each line at most `width` columns."""
+    return as_plain(Report(summary), width)
+
+
+def as_plain(printed: Any, width: int | None) -> str:
+    """What rich can print, as plain text without colours; None takes the terminal's width, or 120 columns."""
     if width is None:
         width = shutil.get_terminal_size((120, 24)).columns
     options: dict[str, Any] = {"force_terminal": False, "force_jupyter": False, "legacy_windows": False}
     console = Console(file=io.StringIO(), width=width, color_system=None, **options)
     with console.capture() as capture:
-        console.print(Report(summary))
+        console.print(printed)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
