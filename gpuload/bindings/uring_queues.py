@@ -210,13 +210,18 @@ class Queues:
         Nothing writes to the buffers afterwards. Ctrl-C is held back until then.
         """
         interrupt: KeyboardInterrupt | None = None
-        cancelled = False
+        patience = 0.001
         while self.unsubmitted or self.inflight:
             try:
-                # Behind a row still queued with IO_LINK it would become part of that chain, and wait for it.
-                if not cancelled and not self.unsubmitted:
-                    cancelled = bool(self.push(abi.cancel_all_rows([_DRAIN])))
-                self.enter(self.cq_entries if cancelled else 0)
+                if self.unsubmitted:
+                    # Behind a row still queued with IO_LINK the request would become part of that chain, and wait.
+                    self.enter()
+                else:
+                    # A read that a worker of the kernel is just putting to sleep is in none of the places where the
+                    # kernel looks for what to cancel, so one request may miss it: what stays is asked for again.
+                    self.push(abi.cancel_all_rows([_DRAIN]))
+                    self.enter(self.cq_entries, patience)
+                    patience = min(2 * patience, 0.1)
                 self.reap()
             except KeyboardInterrupt as signal:
                 interrupt = signal

@@ -89,6 +89,31 @@ def test_drain_leaves_a_ring_that_works(ring, memory, pipe, run):
     ring.drain()
 
 
+def test_a_read_that_one_cancel_missed_is_cancelled_by_the_next(ring, memory, pipe, run, monkeypatch):
+    """As happens to a read that a worker of the kernel is just putting to sleep."""
+    real, asked = abi.cancel_all_rows, []
+
+    def misses_twice(user_data):
+        asked.append(user_data)
+        return real(user_data) if len(asked) > 2 else abi.nop_rows(user_data)
+
+    monkeypatch.setattr(abi, "cancel_all_rows", misses_twice)
+    ring.push(abi.read_rows(pipe[0], 0, memory.address, 64, [0], fixed_file=False))
+    ring.drain()
+    assert len(asked) == 3
+    assert (ring.inflight, ring.unsubmitted) == (0, 0)
+    assert run(ring, abi.nop_rows([0])) == [0]
+
+
+def test_reads_that_are_just_going_to_sleep_are_cancelled(memory, pipe):
+    for _ in range(200):
+        with Ring(8) as ring:
+            ring.push(abi.read_rows(pipe[0], 0, memory.address, 64, [0], fixed_file=False, flags=abi.IOSQE_ASYNC))
+            ring.enter()
+    os.write(pipe[1], b"too late")
+    assert os.read(pipe[0], 100) == b"too late"
+
+
 def test_ctrl_c_interrupts_a_wait(ring, memory, pipe, run):
     ring.push(abi.read_rows(pipe[0], 0, memory.address, 64, [0], fixed_file=False))
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
