@@ -7,6 +7,7 @@
     ├── SelectionError (IndexError)           an index that does not fit the array
     ├── DestinationError (ValueError)         an `out` array or buffer that does not fit
     ├── AssignmentError (ValueError)          a value that does not fit where it is assigned to
+    ├── SampleError (ValueError)              windows, batches or an order that cannot be had of a dataset
     ├── StoreError
     │   ├── NotFoundError (FileNotFoundError) no such path
     │   ├── NotZarrError (ValueError)         a directory that is no zarr node
@@ -69,6 +70,10 @@ class DestinationError(GpuloadError, ValueError):
 
 class AssignmentError(GpuloadError, ValueError):
     """A value that does not fit the selection it is assigned to, in shape or data type."""
+
+
+class SampleError(GpuloadError, ValueError):
+    """Samples that cannot be had: a window that does not fit, a rank that is none, an order that is not known."""
 
 
 class StoreError(GpuloadError):
