@@ -22,7 +22,9 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer, cpu, default_buffer_prototype
 from zarr.core.buffer import gpu as _gpu
+from zarr.core.buffer.cpu import buffer_prototype as cpu_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, WrapperStore
@@ -44,12 +46,14 @@ __all__ = [
     "buffer_of",
     "byte_range",
     "child_names",
+    "cpu_prototype",
     "crc32c",
     "decode_chunks",
     "default_buffer_prototype",
     "describe",
     "local_root",
     "open_node",
+    "parsed",
     "register_pipeline",
     "wants_device",
 ]
@@ -232,6 +236,13 @@ def open_node(store: Store, path: str, zarr_format: int | None) -> zarr.Array[An
             raise error from None
 
 
+def parsed(document: bytes) -> Metadata:
+    """The metadata of an array as zarr-python parses its document; raises what zarr-python raises, also for a group."""
+    found = json.loads(document)
+    kind: Any = ArrayV3Metadata if found["zarr_format"] == 3 else ArrayV2Metadata
+    return kind.from_dict(found)
+
+
 def child_names(group: zarr.Group, path: str) -> list[str]:
     """Names of the arrays and groups right below `group`, sorted; nothing of them is parsed."""
     consolidated = group.metadata.consolidated_metadata
@@ -304,7 +315,7 @@ def _pipeline(
         codecs = metadata.codecs[0].codecs
     prototype = default_buffer_prototype()
     if not issubclass(prototype.buffer, cpu.Buffer):
-        prototype = cpu.buffer_prototype
+        prototype = cpu_prototype
     config = ArrayConfig.from_dict({"order": order})  # type: ignore[typeddict-item]
     specs = [ArraySpec(shape, metadata.dtype, metadata.fill_value, config, prototype) for shape in shapes]
     return BatchedCodecPipeline.from_codecs(codecs), specs  # the codecs were fitted to the array with its metadata
@@ -322,7 +333,7 @@ def group_metadata(attributes: Mapping[str, Any]) -> Metadata:
 
 def documents(metadata: Metadata) -> dict[str, bytes]:
     """The documents of an array or group, by their names."""
-    return {name: data.to_bytes() for name, data in metadata.to_buffer_dict(cpu.buffer_prototype).items()}
+    return {name: data.to_bytes() for name, data in metadata.to_buffer_dict(cpu_prototype).items()}
 
 
 def compressors(codecs: str | Sequence[Any] | None) -> Any:
@@ -389,7 +400,7 @@ def host_buffer(array: npt.NDArray[Any]) -> NDBuffer:
 
 def on_host(spec: ArraySpec) -> ArraySpec:
     """The same chunk, in host memory."""
-    return replace(spec, prototype=cpu.buffer_prototype)
+    return replace(spec, prototype=cpu_prototype)
 
 
 def local_root(store: Store) -> str | None:

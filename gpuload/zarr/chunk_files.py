@@ -15,8 +15,7 @@ from gpuload.files.root import Root
 from gpuload.files.writer import is_temporary
 from gpuload.request import Int64
 from gpuload.zarr._compat import Description
-
-_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+from gpuload.zarr.keys import DOCUMENTS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +54,7 @@ def chunk_files(root: Root, prefix: str, description: Description) -> ChunkFiles
                         if key.count("/") - prefix.count("/") <= len(description.shape):
                             directories.append(f"{key}/")
                         continue
-                    if entry.name in _DOCUMENTS or is_temporary(entry.name) or not is_chunk(key[len(prefix) :]):
+                    if entry.name in DOCUMENTS or is_temporary(entry.name) or not is_chunk(key[len(prefix) :]):
                         continue
                     keys.append(key)
                     sizes.append((status or entry.stat(follow_symlinks=False)).st_size)

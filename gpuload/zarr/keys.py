@@ -1,4 +1,4 @@
-"""Chunk keys, many at once."""
+"""Chunk keys, many at once, and the names that are none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from gpuload.request import Int64
 from gpuload.zarr._compat import Description
+
+DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})  # metadata, in any group or array
 
 
 def key_function(description: Description) -> Callable[[Int64], list[str]]:

@@ -23,9 +23,11 @@ from gpuload.zarr._compat import (
     LocalStore,
     buffer_of,
     byte_range,
+    cpu_prototype,
     default_buffer_prototype,
     wants_device,
 )
+from gpuload.zarr.decoding import HostKeys
 
 Range = tuple[str, ByteRequest | None]
 
@@ -34,7 +36,8 @@ class DeviceStore(LocalStore):
     """A zarr store of local files, read through gpuload.
 
     Every read goes through registered file handles and is recorded. A buffer prototype of device memory gets device
-    buffers, any other host ones. Keys and links cannot leave the root. Listing and writing are zarr-python's own.
+    buffers, any other host ones; metadata, and chunks with codecs that run on the host, get host buffers in any case.
+    Keys and links cannot leave the root. Listing and writing are zarr-python's own.
 
     Threads: safe. Fork: safe for the host. Pickle: by path and options.
 
@@ -60,6 +63,7 @@ class DeviceStore(LocalStore):
         self.follow_links = flag("follow_links") if follow_links is None else follow_links
         self._directory: Root | None = None
         self._reason: Reason | None = None
+        self._on_host = HostKeys()
 
     @property
     def directory(self) -> Root:
@@ -141,13 +145,28 @@ class DeviceStore(LocalStore):
 
     def _fetch(self, prototype: BufferPrototype | None, ranges: Sequence[Range]) -> list[Buffer | None]:
         prototype = prototype or default_buffer_prototype()
-        wanted = [byte_range(request) for _, request in ranges]
-        device = resolve("cuda") if wants_device(prototype) else HOST
         root = self.directory
         root.refresh()
-        keys = [key for key, _ in ranges]
+        if not wants_device(prototype):
+            return self._buffers(root, prototype, ranges, HOST, self._reason)
+        distinct = {key: self._on_host.has(root, key) for key in dict.fromkeys(key for key, _ in ranges)}
+        found: list[Buffer | None] = [None] * len(ranges)
+        for on_host in set(distinct.values()):
+            mine = [i for i, (key, _) in enumerate(ranges) if distinct[key] == on_host]
+            kind, device = (cpu_prototype, HOST) if on_host else (prototype, resolve("cuda"))
+            reason = self._reason or (Reason.HOST_CODEC if on_host else None)
+            for i, buffer in zip(
+                mine, self._buffers(root, kind, [ranges[i] for i in mine], device, reason), strict=True
+            ):
+                found[i] = buffer
+        return found
+
+    def _buffers(
+        self, root: Root, prototype: BufferPrototype, ranges: Sequence[Range], device: Device, reason: Reason | None
+    ) -> list[Buffer | None]:
+        wanted = [byte_range(request) for _, request in ranges]
         offsets, sizes = [offset for offset, _ in wanted], [size for _, size in wanted]
-        found = _files(root, keys, offsets, sizes, device, self._reason)
+        found = _files(root, [key for key, _ in ranges], offsets, sizes, device, reason)
         return [None if data is None else buffer_of(prototype, data) for data in found]
 
     # Listing and writing: zarr-python's own, once the key is known to stay inside.

@@ -247,6 +247,28 @@ class ndarray:
         source = value.host if isinstance(value, ndarray) else value
         get_current_stream().enqueue("set", lambda: target.__setitem__(..., source))
 
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.host.__array_interface__, "version": 3}
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def __array_function__(self, function, types, arguments, options):
+        return NotImplemented
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        return NotImplemented
+
+    def astype(self, dtype, order="K", copy=True):
+        result = empty(self.shape, dtype)
+        source, target = self.host, result.host
+        get_current_stream().enqueue("astype", lambda: target.__setitem__(..., source))
+        return result
+
+    def fill(self, value):
+        self[...] = value
+
     def ravel(self):
         return ndarray(self.host.reshape(-1), self.memory)
 
@@ -282,6 +304,18 @@ def asarray(host):
     target = result.host
     get_current_stream().enqueue("upload", lambda: target.__setitem__(..., values))
     return result
+
+
+def asanyarray(host):
+    return asarray(host)
+
+
+def frombuffer(data, dtype):
+    return asarray(np.frombuffer(data, dtype))
+
+
+def asnumpy(array):
+    return array.get() if isinstance(array, ndarray) else np.asarray(array)
 
 
 def broadcast_to(array, shape):

@@ -14,7 +14,7 @@ from zarr.codecs import BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
 import gpuload
 from gpuload.errors import DestinationError
 from gpuload.memory import device
-from gpuload.zarr import Array, DeviceStore
+from gpuload.zarr import Array, DeviceStore, pipeline_counts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,3 +125,54 @@ def test_the_store_hands_out_device_buffers(tmp_path: Path) -> None:
     assert isinstance(buffer.as_array_like(), cupy.ndarray)
     assert len(buffer) == 3 * 4 * 2 * 4
     assert array.shape == right.shape
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_zarr_by_enable(tmp_path: Path, kind: str, same: Callable[[Any, Any], bool]) -> None:
+    import cupy
+
+    _, right = written(tmp_path / "a", kind, "f4", "little")
+    with gpuload.zarr.enable("cuda:0"):
+        array = zarr.open_array(str(tmp_path / "a"), mode="r")
+        before = pipeline_counts()
+        for selection in (..., (slice(1, None, 2), 3), (slice(2, 6), slice(0, 8, 3))):
+            got = array[selection]
+            assert isinstance(got, cupy.ndarray)
+            assert same(got.get(), right[selection])
+        lists = ([6, 0, 2], [8, 0, 3], [4, 0, 1])
+        assert same(array.oindex[lists].get(), right[np.ix_(*lists)])
+        part = array[2:5]
+        array = zarr.open_array(str(tmp_path / "a"), mode="r+")
+        array[1:4] = part
+        assert same(array[1:4].get(), right[2:5])
+    readers = {who for (what, who), n in pipeline_counts().items() if what == "read" and n > before.get((what, who), 0)}
+    assert readers == {"host-codec" if kind == "foreign" else "gpuload"}
+
+
+def test_dask_and_xarray_by_enable(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+    import cupy
+
+    dask_array = pytest.importorskip("dask.array")
+    xarray = pytest.importorskip("xarray")
+    values = np.arange(12 * 9, dtype="f4").reshape(12, 9)
+    dataset = xarray.Dataset({"a": (("time", "lat"), values)})
+    dataset.to_zarr(tmp_path, consolidated=False, encoding={"a": {"chunks": (4, 3)}})
+    with gpuload.zarr.enable("cuda:0"):
+        lazy = dask_array.from_zarr(str(tmp_path), component="a")
+        assert same((lazy + 1).compute(scheduler="threads").get(), values + 1)
+        opened = xarray.open_zarr(tmp_path, chunks=None, consolidated=False, mask_and_scale=False)
+        got = opened["a"].isel(time=slice(2, 9)).load()
+        assert isinstance(got.data, cupy.ndarray)
+        assert same(got.data.get(), values[2:9])
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd", "encoded shards"])
+def test_zarrs_own_pipeline_on_the_store(tmp_path: Path, kind: str, same: Callable[[Any, Any], bool]) -> None:
+    from zarr.core.buffer import cpu, gpu
+
+    _, right = written(tmp_path / "a", kind, "f4", "little")
+    store = DeviceStore(tmp_path / "a")
+    buffer = store.get_sync("c/0/0/0", prototype=gpu.buffer_prototype)
+    assert type(buffer) is (gpu.Buffer if kind == "raw" else cpu.Buffer)
+    with zarr.config.enable_gpu():
+        assert same(zarr.open_array(store, mode="r")[...].get(), right)
