@@ -10,6 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,19 @@ import numpy.typing as npt
 
 SEED = 20261130
 KIB, MIB = 1 << 10, 1 << 20
+
+
+class Mode(StrEnum):
+    """How a case is read.
+
+    `WARM`: from the page cache. `COLD`: its files are taken out of the page cache before each read. `BUSY`: in turn
+    alone and beside a thread that runs pure Python without pause. `RECORD`: in turn with gpuload's record and without.
+    """
+
+    WARM = "warm"
+    COLD = "cold"
+    BUSY = "busy"
+    RECORD = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,8 @@ class Case:
         Bytes of a shard; 0: every chunk is a file.
     codec
         ``"none"`` or ``"zstd"``, at the level that zarr-python takes by itself.
+    mode
+        How it is read, see `Mode`; the last word of the name where it is not the usual way.
     """
 
     name: str
@@ -42,6 +58,12 @@ class Case:
     rows: bool = False
     shard_bytes: int = 0
     codec: str = "none"
+    mode: Mode = Mode.WARM
+
+    @property
+    def store(self) -> str:
+        """What its store is called: ways of reading share one."""
+        return self.name if self.mode is Mode.WARM else self.name.removesuffix(f" {self.mode}")
 
     def chunks(self, side: int) -> tuple[int, int]:
         """Shape of a chunk of an array of `side` × `side`."""
@@ -64,6 +86,11 @@ CASES = (
     Case("256 KiB zstd", 256 * KIB, codec="zstd"),
     Case("1 MiB zstd", MIB, codec="zstd"),
     Case("4 MiB zstd", 4 * MIB, codec="zstd"),
+    Case("256 KiB cold", 256 * KIB, mode=Mode.COLD),
+    Case("4 MiB cold", 4 * MIB, mode=Mode.COLD),
+    Case("shard 64 MiB / 1 MiB cold", MIB, shard_bytes=64 * MIB, mode=Mode.COLD),
+    Case("256 KiB busy", 256 * KIB, mode=Mode.BUSY),
+    Case("64 KiB record", 64 * KIB, mode=Mode.RECORD),
 )
 
 
@@ -79,7 +106,7 @@ def data(side: int) -> npt.NDArray[np.float32]:
 
 def folder_of(case: Case, parent: str) -> str:
     """Where the array of `case` is below `parent`."""
-    return os.path.join(parent, case.name.replace("/", "in").replace(" ", "_"))
+    return os.path.join(parent, case.store.replace("/", "in").replace(" ", "_"))
 
 
 def write(case: Case, path: str, values: npt.NDArray[np.float32]) -> float:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from gpuload.bench.cases import chunk_files
 
 MIB = 1 << 20
 _TRIES = 3
+_CALL = 8 * MIB
 
 
 def cached(path: str, threads: int, total: int = 1 << 30) -> float | None:
@@ -41,26 +41,68 @@ def direct(path: str, total: int = 256 * MIB) -> float | None:
             buffer.close()
 
 
-def decoder(path: str) -> float | None:
-    """Decoded bytes of the zstd chunks at `path`: all cores, stored bytes in memory, no chunk placed anywhere."""
-    from numcodecs.zstd import Zstd
+class Decoder:
+    """The zstd chunks at `path`, in memory: decoded by all cores, no chunk placed anywhere.
 
-    stored: list[bytes] = []
-    for name in chunk_files(path):
-        with open(name, "rb") as file:
-            stored.append(file.read())
-    if not stored:
-        return None
-    threads = min(os.cpu_count() or 1, len(stored))
-    rooms = [np.zeros(len(Zstd().decode(stored[0])), np.uint8) for _ in range(threads)]
+    Threads: one at a time.
+    """
 
-    def share(i: int) -> int:
-        codec = Zstd()
-        for chunk in stored[i::threads]:
-            codec.decode(chunk, out=rooms[i])
-        return len(stored[i::threads]) * rooms[i].nbytes
+    def __init__(self, path: str) -> None:
+        from numcodecs.zstd import Zstd
 
-    return _best(threads, share, _TRIES)
+        self._stored: list[bytes] = []
+        for name in chunk_files(path):
+            with open(name, "rb") as file:
+                self._stored.append(file.read())
+        self._codec = Zstd
+        threads = min(os.cpu_count() or 1, len(self._stored))
+        self._rooms = [np.zeros(len(Zstd().decode(self._stored[0])), np.uint8) for _ in range(threads)]
+
+    def measure(self) -> float | None:
+        """Decoded bytes, all of them once."""
+        return _best(len(self._rooms), self._share, 1) if self._rooms else None
+
+    def _share(self, i: int) -> int:
+        codec, threads = self._codec(), len(self._rooms)
+        for chunk in self._stored[i::threads]:
+            codec.decode(chunk, out=self._rooms[i])
+        return len(self._stored[i::threads]) * self._rooms[i].nbytes
+
+
+class Drive:
+    """The chunk files at `path`, read past the page cache: O_DIRECT, several threads, at most 8 MiB a call.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, path: str, threads: int = 8) -> None:
+        self._files = chunk_files(path)
+        self._threads = threads
+
+    def measure(self) -> float | None:
+        """All of their bytes once; None where the file system refuses it."""
+        self._rooms = [mmap.mmap(-1, _CALL) for _ in range(self._threads)]  # page aligned
+        try:
+            return _best(self._threads, self._share, 1)
+        except OSError:
+            return None
+        finally:
+            for room in self._rooms:
+                room.close()
+
+    def _share(self, i: int) -> int:
+        moved = 0
+        alone = len(self._files) >= self._threads  # else threads share a file
+        for name in self._files[i :: self._threads] if alone else self._files:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECT)
+            try:
+                size = os.fstat(fd).st_size
+                first, step = (0, _CALL) if alone else (i * _CALL, self._threads * _CALL)
+                for offset in range(first, size, step):
+                    moved += os.preadv(fd, [self._rooms[i]], offset)
+            finally:
+                os.close(fd)
+        return moved
 
 
 def pinned_copy(nbytes: int = 1 << 30) -> float:
@@ -79,29 +121,6 @@ def pinned_copy(nbytes: int = 1 << 30) -> float:
         cupy.cuda.Device().synchronize()
         best = max(best, nbytes / (time.perf_counter() - start) / 1e9)
     return best
-
-
-def cached_share(path: str) -> float | None:
-    """How much of the array at `path` is in the page cache, from samples of it: 0 to 1.
-
-    None where the file system does not tell: where it does not know reads that must not wait.
-    """
-    files = chunk_files(path)
-    there = asked = 0
-    buffer = bytearray(1)
-    for name in files[:: max(1, len(files) // 1024)]:
-        fd = os.open(name, os.O_RDONLY)
-        try:
-            size = os.fstat(fd).st_size
-            for offset in range(0, size, max(MIB, size // 16)):
-                asked += 1
-                with suppress(BlockingIOError):
-                    there += os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-    return there / asked if asked else None
 
 
 def _read(

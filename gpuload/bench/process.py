@@ -10,6 +10,7 @@ import tempfile
 from types import TracebackType
 from typing import Any, Self
 
+from gpuload.bench.cases import Mode
 from gpuload.bench.contenders import Contender
 
 COMMAND = [sys.executable, "-m", "gpuload.bench.worker"]
@@ -31,17 +32,33 @@ class Worker:
         The setting that was fastest.
     seconds, cpu
         Wall and CPU seconds of each timed read.
+    beside, beside_cpu
+        The same of the reads that each of them is compared with, where its mode has such.
+    cached
+        The most that was found in the page cache before a timed read that was to be cold; None: nobody looked.
     served
         How gpuload's reads were served, after `end`.
     """
 
-    def __init__(self, contender: Contender, path: str, side: int, *, gpu: bool, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        contender: Contender,
+        path: str,
+        side: int,
+        *,
+        gpu: bool,
+        mode: Mode = Mode.WARM,
+        patience: float = PATIENCE,
+    ) -> None:
         self.contender, self.patience = contender, patience
         self.error: str | None = None
         self.equal = False
         self.setting: str | None = None
         self.seconds: list[float] = []
         self.cpu: list[float] = []
+        self.beside: list[float] = []
+        self.beside_cpu: list[float] = []
+        self.cached: float | None = None
         self.served: list[dict[str, Any]] | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - this package's own module
@@ -51,17 +68,18 @@ class Worker:
             stderr=self._said,
             bufsize=0,
         )
-        answer = self._ask({"contender": contender.name, "path": path, "side": side, "gpu": gpu})
+        answer = self._ask({"contender": contender.name, "path": path, "side": side, "gpu": gpu, "mode": mode})
         self._compared(answer)
         self.setting = answer.get("setting")
 
     def read(self) -> None:
-        """One timed read, if all is well."""
+        """One round of timed reads, if all is well."""
         if self.error is None:
             answer = self._ask({"do": "read"})
-            if "seconds" in answer:
-                self.seconds.append(answer["seconds"])
-                self.cpu.append(answer["cpu"])
+            for name in ("seconds", "cpu", "beside", "beside_cpu"):
+                getattr(self, name).extend(answer.get(name, []))
+            if answer.get("cached") is not None:
+                self.cached = max(answer["cached"], self.cached or 0.0)
 
     def end(self) -> None:
         """One more read, whose values are compared like the first one's."""
@@ -119,7 +137,9 @@ class Worker:
 
     def _failed(self, error: str) -> dict[str, Any]:
         """Who fails at some time, or reads wrong values, has no speed."""
-        self.error, self.seconds, self.cpu = error, [], []
+        self.error = error
+        for times in (self.seconds, self.cpu, self.beside, self.beside_cpu):
+            times.clear()
         return {}
 
     def _last_words(self) -> str:

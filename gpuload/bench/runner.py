@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from gpuload.bench import limits, machine
-from gpuload.bench.cases import Case, data, folder_of, side_of, write
+from gpuload.bench import cache, limits, machine, pairs
+from gpuload.bench.cases import Case, Mode, data, folder_of, side_of, write
 from gpuload.bench.contenders import CONTENDERS, Contender
 from gpuload.bench.process import Worker
 
@@ -64,7 +64,6 @@ def run(
         **machine.describe(folder, contenders, gpu=gpu),
         "bytes": int(values.nbytes),
         "repeats": repeats,
-        "cache": "warm",
     }
     found = [run_case(c, folder, values, contenders, gpu=gpu, repeats=repeats, progress=progress) for c in cases]
     progress("the machine's limits")
@@ -85,47 +84,83 @@ def run_case(
     path = folder_of(case, folder)
     progress(f"{case.name}: writing")
     ratio = write(case, path, values)
-    decoder = limits.decoder(path) if case.codec == "zstd" and not case.shard_bytes else None
+    limit = _limit_of(case, path)
+    reached: list[float] = []  # measured in turn with the contenders: what holds them up may vary, too
     with ExitStack() as stack:
         workers: list[Worker] = []
         for contender in contenders:
             progress(f"{case.name}: {contender.name}")
-            workers.append(stack.enter_context(Worker(contender, path, len(values), gpu=gpu)))
-        cached = limits.cached_share(path)
+            if case.mode is not Mode.RECORD or contender.records:
+                workers.append(stack.enter_context(Worker(contender, path, len(values), gpu=gpu, mode=case.mode)))
+        cached = cache.cached_share(path) if case.mode is not Mode.COLD else None
         for i in range(repeats):
             progress(f"{case.name}: round {i + 1}")
             for worker in workers:
                 worker.read()
+            measured = None if limit is None else limit.measure()
+            if measured is not None:
+                reached.append(measured)
         for worker in workers:
             worker.end()
+    if case.mode is Mode.COLD:
+        cached = max((worker.cached for worker in workers if worker.cached is not None), default=None)
+    most = statistics.median(reached) if reached else None
     return {
         **asdict(case),
         "stored_ratio": ratio,
         "cached_share": cached,
-        "decoder_gb_per_s": decoder,
-        "results": rows(workers, int(values.nbytes)),
+        "limit": None if most is None else {"what": _LIMITS[type(limit)], "gb_per_s": most},
+        "results": rows(workers, int(values.nbytes), case.chunk_bytes, most),
     }
 
 
-def rows(workers: Sequence[Worker], nbytes: int) -> list[dict[str, Any]]:
-    """One record a contender: medians, and how many times its speed gpuload's is."""
+_LIMITS = {limits.Decoder: "decoder alone", limits.Drive: "raw O_DIRECT"}
+
+
+def _limit_of(case: Case, path: str) -> limits.Decoder | limits.Drive | None:
+    """What a case cannot be faster than, where that is not a limit of the whole machine."""
+    if case.mode is Mode.COLD:
+        return limits.Drive(path)
+    return limits.Decoder(path) if case.codec == "zstd" and not case.shard_bytes else None
+
+
+def rows(
+    workers: Sequence[Worker], nbytes: int, chunk_bytes: int = 0, limit: float | None = None
+) -> list[dict[str, Any]]:
+    """One record a contender: medians, how many times its speed gpuload's is, and what it keeps of other speeds."""
     own = next((w.seconds for w in workers if w.contender.name == OWN), [])
-    return [
-        {
-            "contender": worker.contender.name,
-            "setting": worker.setting,
-            "equal": worker.equal,
-            "error": worker.error,
-            "gb_per_s": _speed(worker.seconds, nbytes),
-            "seconds": worker.seconds,
-            "cpu_s_per_gb": statistics.median(worker.cpu) / (nbytes / 1e9) if worker.cpu else None,
-            "gpuload_is_times": (
-                statistics.median(worker.seconds) / statistics.median(own) if own and worker.seconds else None
-            ),
-            "served": worker.served,
-        }
-        for worker in workers
-    ]
+    found = []
+    for worker in workers:
+        speed = _speed(worker.seconds, nbytes)
+        found.append(
+            {
+                "contender": worker.contender.name,
+                "setting": worker.setting,
+                "equal": worker.equal,
+                "error": worker.error,
+                "gb_per_s": speed,
+                "seconds": worker.seconds,
+                "cpu_s_per_gb": statistics.median(worker.cpu) / (nbytes / 1e9) if worker.cpu else None,
+                "gpuload_is_times": (
+                    statistics.median(worker.seconds) / statistics.median(own) if own and worker.seconds else None
+                ),
+                "of_limit": speed / limit if speed and limit else None,
+                "beside_gb_per_s": _speed(worker.beside, nbytes),
+                "kept": pairs.kept(worker.seconds, worker.beside) if worker.beside else None,
+                "kept_interval": pairs.interval(worker.seconds, worker.beside) if worker.beside else None,
+                "cpu_us_a_chunk": _dearer(worker, nbytes, chunk_bytes),
+                "served": worker.served,
+            }
+        )
+    return found
+
+
+def _dearer(worker: Worker, nbytes: int, chunk_bytes: int) -> float | None:
+    """CPU time a chunk, in µs, that the timed reads take more than those beside them."""
+    if not worker.beside_cpu or not chunk_bytes:
+        return None
+    more = statistics.median(a - b for a, b in zip(worker.cpu, worker.beside_cpu, strict=True))
+    return more / (nbytes / chunk_bytes) * 1e6
 
 
 def _speed(seconds: Sequence[float], nbytes: int) -> float | None:

@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gpuload.bench.cases import data
+from gpuload import events
+from gpuload.bench import cache
+from gpuload.bench.cases import Mode, data
 from gpuload.bench.contenders import Contender, Read, named
+
+RECORD_PAIRS = 8  # a round: five rounds are forty pairs
 
 
 def main(asked: Iterable[str], answers: TextIO) -> None:
@@ -25,8 +31,9 @@ def main(asked: Iterable[str], answers: TextIO) -> None:
     task = json.loads(next(questions))
     contender, gpu = named(task["contender"]), bool(task["gpu"])
     values = _values(task["side"], gpu)
+    mode, path = Mode(task["mode"]), task["path"]
     try:
-        chosen = choose(contender, task["path"], values, gpu)
+        chosen = choose(contender, path, values, gpu, cold=mode is Mode.COLD)
     except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result
         _answer(answers, error=one_line(error))
         return
@@ -40,11 +47,11 @@ def main(asked: Iterable[str], answers: TextIO) -> None:
                 equal = _same(chosen.read(), values if gpu else _values(task["side"], gpu))
                 _answer(answers, equal=equal, served=_served() if contender.records else None)
                 return
-            seconds, cpu = _time(chosen.read, gpu)
+            times = timed(mode, chosen.read, path, gpu)
         except Exception as error:  # noqa: BLE001 - as above
             _answer(answers, error=one_line(error))
             return
-        _answer(answers, seconds=seconds, cpu=cpu)
+        _answer(answers, **times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,71 @@ class Chosen:
     equal: bool
 
 
-def choose(contender: Contender, path: str, values: Any, gpu: bool) -> Chosen:
+def timed(mode: Mode, read: Read, path: str, gpu: bool) -> dict[str, Any]:
+    """One round of timed reads: wall and CPU seconds of each, and of those they are compared with."""
+    if mode is Mode.COLD:
+        cache.drop(path)
+        cached = cache.cached_share(path)
+        seconds, cpu = _time(read, gpu)
+        return {"seconds": [seconds], "cpu": [cpu], "cached": cached}
+    if mode is Mode.BUSY:
+        pairs = [_pair(_busy, read, gpu, first=bool(i % 2)) for i in range(2)]
+        # CPU seconds would be those of the other thread, too.
+        return {"seconds": [a[0] for a, _ in pairs], "beside": [b[0] for _, b in pairs]}
+    if mode is Mode.RECORD:
+        pairs = [_pair(nullcontext, read, gpu, first=bool(i % 2), other=events.muted) for i in range(RECORD_PAIRS)]
+        return {
+            "seconds": [a[0] for a, _ in pairs],
+            "cpu": [a[1] for a, _ in pairs],
+            "beside": [b[0] for _, b in pairs],
+            "beside_cpu": [b[1] for _, b in pairs],
+        }
+    seconds, cpu = _time(read, gpu)
+    return {"seconds": [seconds], "cpu": [cpu]}
+
+
+Times = tuple[float, float]
+
+
+def _pair(
+    one: Callable[[], AbstractContextManager[None]],
+    read: Read,
+    gpu: bool,
+    *,
+    first: bool,
+    other: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> tuple[Times, Times]:
+    """A read under `one` and a read under `other`, in this order where `first`; whichever comes first helps neither."""
+    times: dict[bool, Times] = {}
+    for which in (first, not first):
+        with (one if which else other)():
+            times[which] = _time(read, gpu)
+    return times[True], times[False]
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Meanwhile another thread runs pure Python without pause."""
+    started, ended = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        started.set()
+        number = 0
+        while not ended.is_set():
+            for _ in range(1000):
+                number += 1
+
+    thread = threading.Thread(target=compute, name="busy")
+    thread.start()
+    try:
+        started.wait()
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def choose(contender: Contender, path: str, values: Any, gpu: bool, *, cold: bool = False) -> Chosen:
     """Read with each setting once to warm up and compare with `values`, then once more against the clock.
 
     A setting that does not work here is left out; where none does, the first one's error is raised.
@@ -68,6 +139,8 @@ def choose(contender: Contender, path: str, values: Any, gpu: bool) -> Chosen:
         try:
             read = prepare(path, gpu)
             equal &= _same(read(), values)
+            if cold and len(contender.settings) > 1:
+                cache.drop(path)
             seconds[setting] = _time(read, gpu)[0] if len(contender.settings) > 1 else 0.0
         except Exception as error:  # noqa: BLE001 - another setting may work
             errors.append(error)

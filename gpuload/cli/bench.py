@@ -14,6 +14,8 @@ from gpuload.bench.contenders import CONTENDERS, Contender
 from gpuload.cli.options import device_callback, errors_in_one_line
 from gpuload.memory.device import resolve
 
+_COLD = 0.01  # of a file's pages may be found in the page cache and it still counts as cold
+
 
 @click.command("bench", short_help="Measure reads of one array, stored in several ways, beside the peers.")
 @click.argument("path", required=False, type=click.Path(file_okay=False))
@@ -35,7 +37,10 @@ from gpuload.memory.device import resolve
 def command(
     path: str | None, device: str, size: int, repeats: int, names: tuple[str, ...], only: tuple[str, ...], as_json: bool
 ) -> None:
-    """Measure whole reads of one array, stored in several ways, with the page cache warm.
+    """Measure whole reads of one array, stored in several ways.
+
+    Files come from the page cache; of a case that ends in "cold", from the drive. "busy" reads in turn alone and beside
+    a thread that runs pure Python, "record" with gpuload's record and without.
 
     The arrays are written to PATH and kept there, or to a temporary directory. Each contender runs in a process of its
     own, at the fastest of its settings, all in turn; the figures are those of the median read. Exit code 1 where
@@ -130,8 +135,8 @@ def _show(report: dict[str, Any]) -> None:
         for row in case["results"]:
             table.add_row(label, row["contender"], *_figures(row), _how(row))
             label = ""
-        if case["decoder_gb_per_s"] is not None:
-            table.add_row("", "limit: decoder alone", f"{case['decoder_gb_per_s']:.2f}", "", "", "")
+        if case["limit"] is not None:
+            table.add_row("", f"limit: {case['limit']['what']}", f"{case['limit']['gb_per_s']:.2f}", "", "", "")
         table.add_section()
     console.print(table)
     for name, value in report["limits"].items():
@@ -142,8 +147,12 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _label(case: dict[str, Any]) -> str:
-    smaller = f" (×{1 / case['stored_ratio']:.1f})" if case["codec"] != "none" else ""
-    return f"{case['name']}{smaller}"
+    said = f" (×{1 / case['stored_ratio']:.1f})" if case["codec"] != "none" else ""
+    if case["mode"] == "cold":
+        cached = case["cached_share"]
+        if cached is None or cached > _COLD:
+            said += " (not cold" + ("" if cached is None else f": {cached:.0%} cached") + ")"
+    return f"{case['name']}{said}"
 
 
 def _figures(row: dict[str, Any]) -> list[str]:
@@ -157,6 +166,26 @@ def _how(row: dict[str, Any]) -> str:
 
     if row["error"]:
         return escape(row["error"])
+    return "; ".join([*_compared(row), *filter(None, [_ways(row)])])
+
+
+def _compared(row: dict[str, Any]) -> list[str]:
+    """What a speed is of another one."""
+    said = []
+    if row["of_limit"] is not None:
+        said.append(f"{row['of_limit']:.0%} of the limit")
+    if row["kept"] is not None:
+        between = row["kept_interval"]
+        sure = "" if between is None else f" (95 %: {between[0]:.1%} to {between[1]:.1%})"
+        said.append(f"{row['kept']:.1%} of {row['beside_gb_per_s']:.2f} GB/s{sure}")
+    if row["cpu_us_a_chunk"] is not None:
+        said.append(f"{row['cpu_us_a_chunk']:+.2f} µs of CPU a chunk")
+    return said
+
+
+def _ways(row: dict[str, Any]) -> str:
+    from rich.markup import escape
+
     if row["served"]:
         ways = [
             f"{way['share']:.0%} {way['path']} by {way['backend']}"
@@ -171,12 +200,13 @@ def _how(row: dict[str, Any]) -> str:
 
 def _conditions(report: dict[str, Any]) -> list[str]:
     machine = report["machine"]
-    shares = [case["cached_share"] for case in report["cases"] if case["cached_share"] is not None]
+    warm = [case["cached_share"] for case in report["cases"] if case["mode"] != "cold"]
+    shares = [share for share in warm if share is not None]
     seen = f": at least {min(shares):.0%} of each array found in it" if shares else ", as far as can be told"
     versions = ", ".join(f"{name} {version or '?'}" for name, version in machine["versions"].items())
     gpu = machine["gpu"]
     into = f"{gpu['name']}, driver {gpu['driver']}, CuPy {gpu['cupy']}" if gpu else "host memory"
     return [
-        f"into {into}; files on {machine['file_system']}, page cache {machine['cache']}{seen}",
+        f"into {into}; files on {machine['file_system']}, page cache warm{seen}, where a case is not cold",
         f"Python {machine['python']}, {versions}",
     ]

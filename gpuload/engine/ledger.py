@@ -37,6 +37,7 @@ class Ledger:
     def __init__(self, plan: Plan, choice: registry.Choice) -> None:
         self.plan, self.choice = plan, choice
         self.declined: dict[str, Reason] = {**plan.request.declined, **choice.declined}
+        self._heard = events.heard()
         self._noted: list[_Rows] = []
         self._count = 0
         self._last = monotonic()
@@ -45,6 +46,8 @@ class Ledger:
 
     def note(self, batch: Batch) -> None:
         """A batch was read."""
+        if not self._heard:
+            return
         rows = _rows(batch)
         if batch.missing.any():
             present = ~batch.missing[rows.key]
@@ -60,7 +63,7 @@ class Ledger:
 
     def fill(self, pieces: Int64) -> None:
         """These pieces of the plan got the fill value."""
-        if len(pieces):
+        if self._heard and len(pieces):
             plan = self.plan
             self._filled_chunks += len(np.unique(plan.pieces.chunk[pieces]))
             self._filled_bytes += int(plan.pieces.count[pieces].prod(axis=1).sum()) * plan.unit

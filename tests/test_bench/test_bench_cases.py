@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
-from gpuload.bench.cases import CASES, KIB, MIB, Case, chunk_files, data, folder_of, side_of, write
+from gpuload.bench.cases import CASES, KIB, MIB, Case, Mode, chunk_files, data, folder_of, side_of, write
 
 SHARDED = Case("shard 256 KiB / 16 KiB", 16 * KIB, shard_bytes=256 * KIB)
 SMALL = (Case("16 KiB", 16 * KIB), Case("16 KiB rows", 16 * KIB, rows=True), SHARDED, Case("z", 32 * KIB, codec="zstd"))
@@ -54,9 +54,20 @@ def test_cases_have_the_chunks_of_their_names() -> None:
         assert (case.chunks(side)[1] == side) == ("rows" in words)
         shards = case.shards(side)
         assert (shards is not None) == ("/" in words)
+        assert case.mode == next((mode for mode in Mode if mode in words), Mode.WARM)
         if shards:
             assert np.prod(shards) * 4 == case.shard_bytes == int(words[0]) * unit[words[1]]
             assert all(n % m == 0 for n, m in zip(shards, case.chunks(side), strict=True))
+
+
+def test_ways_of_reading_share_a_store() -> None:
+    by_store: dict[str, list[Case]] = {}
+    for case in CASES:
+        by_store.setdefault(folder_of(case, "x"), []).append(case)
+    assert {case.mode for case in CASES} == set(Mode)
+    for cases in by_store.values():
+        assert len({(c.chunk_bytes, c.rows, c.shard_bytes, c.codec) for c in cases}) == 1
+        assert Mode.WARM in [case.mode for case in cases]  # or a store would be there for one way alone
 
 
 @pytest.mark.parametrize("mib", [1, 4, 16, 64, 256, 1024, 4096])

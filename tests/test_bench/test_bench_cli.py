@@ -58,7 +58,7 @@ def test_table(folder: Path) -> None:
     assert "limit o direct: " in text
     assert "1 MiB, medians of 1 reads" in text
     assert "kernel " in text
-    assert "page cache warm" in text
+    assert "page cache warm: at least 100% of each array found in it" in text
     assert "into host memory" in text
     assert "no-library" not in text  # what serves the metadata is below what the table tells
 
@@ -133,10 +133,15 @@ def report_of(**row: Any) -> dict[str, Any]:
         "seconds": [1.0],
         "cpu_s_per_gb": 0.5,
         "gpuload_is_times": 1.0,
+        "of_limit": None,
+        "beside_gb_per_s": None,
+        "kept": None,
+        "kept_interval": None,
+        "cpu_us_a_chunk": None,
         "served": None,
         **row,
     }
-    case = {"name": "c", "stored_ratio": 1.0, "codec": "none", "cached_share": None, "decoder_gb_per_s": None}
+    case = {"name": "c", "stored_ratio": 1.0, "codec": "none", "cached_share": None, "limit": None, "mode": "warm"}
     machine = {
         "kernel": "6.1",
         "architecture": "x86_64",
@@ -148,7 +153,6 @@ def report_of(**row: Any) -> dict[str, Any]:
         "versions": {"gpuload": "0.1", "cupy": None},
         "bytes": 1 << 20,
         "repeats": 1,
-        "cache": "warm",
     }
     return {"machine": machine, "limits": {"o_direct": None}, "cases": [{**case, "results": [result]}]}
 
@@ -190,4 +194,24 @@ def test_shares_of_paths_are_told() -> None:
     ]
     row = report_of(served=ways)["cases"][0]["results"][0]
     said = "80% fastpath by cufile; 20% fallback by io_uring (tail), decoded on the host"
+    assert bench._how({**row, "of_limit": 0.913}) == f"91% of the limit; {said}"
     assert bench._how(row) == said
+
+
+def test_what_a_speed_is_compared_with_is_told() -> None:
+    kept = {"kept": 0.5, "beside_gb_per_s": 4.0}
+    row = report_of(**kept)["cases"][0]["results"][0]
+    assert bench._how(row) == "50.0% of 4.00 GB/s; default"
+    row = report_of(**kept, kept_interval=[0.45, 0.5512], cpu_us_a_chunk=-0.05)["cases"][0]["results"][0]
+    assert bench._how(row) == "50.0% of 4.00 GB/s (95 %: 45.0% to 55.1%); -0.05 µs of CPU a chunk; default"
+
+
+@pytest.mark.parametrize(
+    ("share", "label"),
+    [(0.0, "c"), (0.01, "c"), (0.5, "c (not cold: 50% cached)"), (None, "c (not cold)")],
+)
+def test_a_case_that_was_not_cold_is_not_called_so(share: float | None, label: str) -> None:
+    report = report_of()
+    report["cases"][0] |= {"mode": "cold", "cached_share": share}
+    assert bench._label(report["cases"][0]) == label
+    assert "found in it" not in bench._conditions(report)[0]

@@ -43,8 +43,8 @@ def test_nothing_to_read_has_no_speed(tmp_path: Path) -> None:
     assert limits.cached(str(path), 2) is None
     assert limits.direct(str(path)) is None
     (tmp_path / "folder").mkdir()
-    assert limits.decoder(str(tmp_path / "folder")) is None
-    assert limits.cached_share(str(tmp_path / "folder")) is None
+    assert limits.Decoder(str(tmp_path / "folder")).measure() is None
+    assert limits.Drive(str(tmp_path / "folder")).measure() is None
 
 
 def test_direct_reads_or_says_that_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_direct_reads_or_says_that_it_cannot(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", refuse)
         assert limits.direct(str(path)) is None
-        assert limits.cached_share(str(tmp_path)) is None
+        assert limits.Drive(str(tmp_path)).measure() is None
 
 
 def test_the_decoder_decodes_all_chunks(
@@ -74,24 +74,31 @@ def test_the_decoder_decodes_all_chunks(
         return 1.0
 
     monkeypatch.setattr(limits, "_best", count)
-    assert limits.decoder(path) == 1.0
-    assert decoded == [values.nbytes]
+    decoder = limits.Decoder(path)
+    assert decoder.measure() == decoder.measure() == 1.0
+    assert decoded == 2 * [values.nbytes]
 
 
-def test_the_cache_state_is_seen(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "c"
-    folder.mkdir(parents=True)
-    path = folder / "0"
-    path.write_bytes(os.urandom(4 * MIB))
-    path.read_bytes()
-    share = limits.cached_share(str(tmp_path / "a"))
-    if share is None:
-        pytest.skip("this file system does not tell what is cached")
-    assert share == 1
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert limits.cached_share(str(tmp_path / "a")) in (0, 1)  # 1 where the cache is all there is
+@pytest.mark.parametrize("sizes", [[100], [MIB + 17], [20 * MIB, 5], [4097] * 11])
+def test_the_drive_gives_every_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
+    for i, size in enumerate(sizes):
+        (tmp_path / str(i)).write_bytes(bytes(size))
+    flags: list[int] = []
+    opened, moved = os.open, []
+
+    def plain(path: Any, mode: int, *args: Any) -> int:  # as a file system does that takes O_DIRECT
+        flags.append(mode)
+        return opened(path, mode & ~os.O_DIRECT, *args)
+
+    def count(threads: int, share: Any, tries: int) -> float:
+        moved.append(sum(share(i) for i in range(threads)))
+        return 2.0
+
+    monkeypatch.setattr(os, "open", plain)
+    monkeypatch.setattr(limits, "_best", count)
+    assert limits.Drive(str(tmp_path)).measure() == 2.0
+    assert moved == [sum(sizes)]
+    assert all(mode & os.O_DIRECT for mode in flags)
 
 
 def test_why_there_is_no_ring_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuload.bench import runner
-from gpuload.bench.cases import KIB, MIB, Case, data, side_of
+from gpuload.bench import runner, worker
+from gpuload.bench.cases import KIB, MIB, Case, Mode, data, side_of
 from gpuload.bench.contenders import Contender, named
 from gpuload.bench.process import Worker
 from gpuload.bench.runner import present, run, run_case, steps
@@ -72,9 +72,18 @@ def test_medians_and_ratios(values: np.ndarray[Any, Any]) -> None:
         def __init__(self, name: str, seconds: list[float]) -> None:
             self.contender, self.seconds, self.cpu = Contender(name, "numpy", {}), seconds, [2 * s for s in seconds]
             self.setting, self.equal, self.error, self.served = "default", bool(seconds), None, None
+            self.beside: list[float] = [s / 2 for s in seconds] if name == "peer" else []
+            self.beside_cpu: list[float] = [s - 1e-3 for s in self.cpu] if name == "peer" else []
 
     workers: Any = [Done("peer", [3, 8, 4]), Done("gpuload", [9, 2, 1]), Done("failed", [])]
-    peer, own, failed = runner.rows(workers, 10**9)
+    peer, own, failed = runner.rows(workers, 10**9, 10**6, 0.5)
+    assert peer["of_limit"] == 0.5
+    assert own["of_limit"] == 1
+    assert peer["kept"] == 0.5
+    assert peer["kept_interval"] is None  # three pairs are too few
+    assert peer["beside_gb_per_s"] == 0.5
+    assert peer["cpu_us_a_chunk"] == pytest.approx(1)
+    assert own["kept"] is own["beside_gb_per_s"] is own["cpu_us_a_chunk"] is failed["of_limit"] is None
     assert peer["gb_per_s"] == 0.25
     assert peer["gpuload_is_times"] == 2
     assert peer["cpu_s_per_gb"] == 8
@@ -94,7 +103,6 @@ def test_a_report(tmp_path: Path) -> None:
     machine = report["machine"]
     assert machine["bytes"] == MIB
     assert machine["repeats"] == 2
-    assert machine["cache"] == "warm"
     assert machine["gpu"] is None
     assert set(machine["versions"]) == {"gpuload", "zarr"}
     assert machine["ring"].startswith(("io_uring: ", "no ring: "))
@@ -109,11 +117,50 @@ def test_a_report(tmp_path: Path) -> None:
         assert peer["gpuload_is_times"] == pytest.approx(ratio)
         assert own["served"]
         assert peer["served"] is None
-        assert case["cached_share"] is None or 0 <= case["cached_share"] <= 1
-        assert (case["decoder_gb_per_s"] is not None) == (case["codec"] == "zstd")
+        assert case["cached_share"] == 1  # they have just been read
+        assert (case["limit"] is not None) == (case["codec"] == "zstd")
+        if case["limit"] is not None:
+            assert case["limit"]["what"] == "decoder alone"
+            assert own["of_limit"] == pytest.approx(own["gb_per_s"] / case["limit"]["gb_per_s"])
     assert set(report["limits"]) >= {"cached_preadv_1_thread", "o_direct"}
     assert not (folder / "limits.bin").exists()
     assert np.array_equal(data(side_of(MIB)).shape, (512, 512))
+
+
+def test_a_cold_case_drops_the_files_before_each_read(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
+    case = Case("64 KiB cold", 64 * KIB, mode=Mode.COLD)
+    contenders = [named("gpuload"), named("zarr")]
+    found = run_case(case, str(tmp_path), values, contenders, gpu=False, repeats=2)
+    assert (tmp_path / "64_KiB" / "zarr.json").exists()
+    for row in found["results"]:
+        assert row["error"] is None
+        assert len(row["seconds"]) == 2
+        assert (row["of_limit"] is None) == (found["limit"] is None)
+    if found["limit"] is not None:
+        assert found["limit"]["what"] == "raw O_DIRECT"
+    assert found["cached_share"] in (0, 1)  # 1 where the cache is all there is
+
+
+def test_a_busy_case_reads_alone_and_beside_a_thread(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
+    case = Case("64 KiB busy", 64 * KIB, mode=Mode.BUSY)
+    found = run_case(case, str(tmp_path), values, [named("gpuload")], gpu=False, repeats=2)
+    (row,) = found["results"]
+    assert row["error"] is None
+    assert len(row["seconds"]) == 4
+    assert row["kept"] > 0
+    assert row["beside_gb_per_s"] > 0
+    assert row["cpu_s_per_gb"] is row["cpu_us_a_chunk"] is None  # they would be those of the other thread, too
+
+
+def test_the_record_is_compared_with_none(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
+    case = Case("64 KiB record", 64 * KIB, mode=Mode.RECORD)
+    found = run_case(case, str(tmp_path), values, [named("zarr"), named("gpuload")], gpu=False, repeats=1)
+    (row,) = found["results"]  # who has no record has nothing to compare
+    assert row["contender"] == "gpuload"
+    assert len(row["seconds"]) == worker.RECORD_PAIRS
+    low, high = row["kept_interval"]
+    assert 0 < low <= row["kept"] <= high
+    assert row["cpu_us_a_chunk"] is not None
 
 
 def test_workers_are_gone_when_a_run_is_interrupted(
