@@ -17,7 +17,7 @@ from gpuload.config import config
 from gpuload.record import report, trace
 
 if TYPE_CHECKING:
-    from gpuload import errors, widgets, zarr
+    from gpuload import dask, errors, widgets, zarr
     from gpuload.checks import doctor
     from gpuload.engine.plain import RegisteredFile
     from gpuload.zarr import Array, Dataset
@@ -32,6 +32,7 @@ __all__ = [
     "RegisteredFile",
     "__version__",
     "config",
+    "dask",
     "doctor",
     "errors",
     "open",
@@ -47,6 +48,7 @@ _LAZY = {
     "Array": "gpuload.zarr",
     "Dataset": "gpuload.zarr",
     "RegisteredFile": "gpuload.engine.plain",
+    "dask": "gpuload.dask",
     "doctor": "gpuload.checks",
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",

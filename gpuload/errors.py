@@ -15,6 +15,7 @@
     │   ├── ExistsError (FileExistsError)     something is where a store should be made
     │   ├── ReadOnlyError (ValueError)        a store that was opened for reading is written to
     │   ├── UnsupportedArrayError (ValueError) an array zarr-python cannot open or decode: codec or dtype named
+    │   ├── ChangedError                      files that changed since a graph was made of them
     │   └── EscapesStoreError (PermissionError) a key or link that leaves the store
     ├── ChunkError                            `key` names the chunk, shard or file
     │   ├── ChunkSizeError                    `expected` and `actual` bytes
@@ -104,6 +105,10 @@ class ReadOnlyError(StoreError, ValueError):
 
 class UnsupportedArrayError(StoreError, ValueError):
     """An array that zarr-python cannot open or decode here; names the codec or data type."""
+
+
+class ChangedError(StoreError):
+    """Files of an array that changed after a graph was made of it: what is read now may not fit what was read."""
 
 
 class EscapesStoreError(StoreError, PermissionError):

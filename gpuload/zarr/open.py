@@ -9,7 +9,6 @@ from typing import Any
 
 import zarr
 
-from gpuload.config import config
 from gpuload.errors import NotLocalError, NotZarrError, ReadOnlyError
 from gpuload.files.paths import INSTEAD, path_of
 from gpuload.memory.device import Device
@@ -71,7 +70,6 @@ def open(  # noqa: A001 - zarr and h5py call it so
     if mode not in ("r", "r+"):
         raise ValueError(f"mode {mode!r}: 'r' reads, 'r+' writes into what is there, too; gpuload.save makes stores")
     read_only = mode == "r"
-    where = config.get("device") if device == "auto" else device
     path, zarr_format = "", None
     if isinstance(x, zarr.Array | zarr.Group):
         store, path, zarr_format = _local(x.store, follow_links, read_only), x.path, x.metadata.zarr_format
@@ -80,7 +78,7 @@ def open(  # noqa: A001 - zarr and h5py call it so
     else:
         store = DeviceStore(_path_of(x), read_only=read_only, follow_links=follow_links)
     try:
-        return node_at(Source(store, path, zarr_format=zarr_format, device=where, strict=strict))
+        return node_at(Source(store, path, zarr_format=zarr_format, device=device, strict=strict))
     except NotZarrError as error:
         if path or not (hint := _hint(os.fspath(store.root))):
             raise

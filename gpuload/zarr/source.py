@@ -6,6 +6,7 @@ from typing import Any
 
 import zarr
 
+from gpuload.config import config
 from gpuload.errors import GpuloadError, NotZarrError, UnsupportedArrayError
 from gpuload.files.root import Root
 from gpuload.memory.device import Device, resolve
@@ -30,7 +31,7 @@ class Source:
     zarr_format
         2, 3, or None for whichever is there.
     device
-        As `memory.device.resolve` takes it.
+        As `memory.device.resolve` takes it; ``"auto"`` is as configured, in each process that it is pickled to.
     strict
         Whether a read that the fastpath does not serve is an error; None: as configured at the time of the read.
     """
@@ -43,7 +44,7 @@ class Source:
         self.zarr_format = zarr_format
         self.strict = strict
         self._spec = device
-        self.device = resolve(device)
+        self.device = resolve(config.get("device") if device == "auto" else device)
 
     @property
     def root(self) -> Root:

@@ -1,0 +1,102 @@
+"""`BlockReader`: what every task of a graph has of an array; it finds the files again where it arrives."""
+
+from __future__ import annotations
+
+import pickle
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpuload.dask.state import FileState
+from gpuload.errors import ChangedError, GpuloadError
+from gpuload.planning.selection import AnySelection, Selection, normalise
+from gpuload.planning.touch import touch
+from gpuload.request import Int64
+from gpuload.zarr import Array
+from gpuload.zarr.foreign import touched_chunks
+from gpuload.zarr.layout import Layout
+
+
+class BlockReader:
+    """An array as dask indexes it: reads what is between the brackets, and nothing when it is made.
+
+    Threads: safe. Fork: as its `Array`. Pickle: by path, options and state; a process opens each array once.
+
+    Parameters
+    ----------
+    array
+        What is read.
+    state
+        Of its files. Whatever changed since is not read: `ChangedError`.
+    token
+        Names the array, the state and where results are made.
+    """
+
+    def __init__(self, array: Array, state: FileState, token: str) -> None:
+        self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.result_dtype
+        self.token = token
+        self._state = state
+        self._pickled = pickle.dumps(array)
+
+    @property
+    def array(self) -> Array:
+        """The array; opened by the first task that needs it, and kept for those that follow."""
+        return _opened(self._pickled, self.token)
+
+    def __getitem__(self, selection: Any) -> Any:
+        """As `Array`'s, of the files as they were.
+
+        Raises
+        ------
+        ChangedError
+            A file that it reads has changed.
+        """
+        try:
+            array = self.array
+            result = array[selection]
+        except GpuloadError as error:
+            self._check_metadata(error)
+            raise
+        source = array.source
+        self._state.check(source.root, source.prefix, _keys(array, normalise(selection, array.shape)))
+        return result
+
+    def _check_metadata(self, error: GpuloadError) -> None:
+        """Where a read failed because another array is there now, say that."""
+        try:
+            source = self.array.source
+            self._state.check(source.root, source.prefix, [])
+        except ChangedError as changed:
+            raise changed from error
+        except GpuloadError:
+            return
+
+    def __dask_tokenize__(self) -> str:
+        return self.token
+
+    def __repr__(self) -> str:
+        return f"<gpuload.dask.BlockReader {self.token} {self.shape} {self.dtype}>"
+
+
+@lru_cache(maxsize=256)
+def _opened(pickled: bytes, _token: str) -> Array:
+    array: Array = pickle.loads(pickled)  # noqa: S301 - made above, by who made the graph
+    return array
+
+
+def _keys(array: Array, selection: AnySelection) -> list[str]:
+    """The keys of all chunks or shards that a selection touches."""
+    if 0 in selection.box:
+        return []
+    layout, prefix = array.layout, array.source.prefix
+    return [prefix + key for key in layout.keys(_coordinates(layout, selection))]
+
+
+def _coordinates(layout: Layout, selection: AnySelection) -> Int64:
+    edges = [edge for edge in layout.chunk_edges if isinstance(edge, int)]
+    if not isinstance(selection, Selection) or len(edges) < len(layout.chunk_edges):
+        return np.concatenate(list(touched_chunks(layout, selection)))
+    along = [np.unique(touch(axis, edge).chunk) for axis, edge in zip(selection.axes, edges, strict=True)]
+    grid = np.meshgrid(*along, indexing="ij") if along else []
+    return np.stack([part.ravel() for part in grid], axis=1) if along else np.zeros((1, 0), np.int64)
