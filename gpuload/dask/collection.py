@@ -14,12 +14,12 @@ from zarr.abc.store import Store
 
 from gpuload.dask.blocks import divide, misaligned
 from gpuload.dask.reader import BlockReader
-from gpuload.dask.state import look
 from gpuload.errors import UnsupportedArrayError
 from gpuload.memory.device import HOST, Device
 from gpuload.zarr import Array, Dataset
 from gpuload.zarr import open as open_node
 from gpuload.zarr.reader import device_dtype
+from gpuload.zarr.state import look
 
 Node = str | os.PathLike[str] | zarr.Array[Any] | zarr.Group | Store | Array | Dataset
 

@@ -6,16 +6,10 @@ import pickle
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from gpuload.dask.state import FileState
 from gpuload.errors import ChangedError, GpuloadError
-from gpuload.planning.selection import AnySelection, Selection, normalise
-from gpuload.planning.touch import touch
-from gpuload.request import Int64
+from gpuload.planning.selection import normalise
 from gpuload.zarr import Array
-from gpuload.zarr.foreign import touched_chunks
-from gpuload.zarr.layout import Layout
+from gpuload.zarr.state import FileState
 
 
 class BlockReader:
@@ -58,15 +52,13 @@ class BlockReader:
         except GpuloadError as error:
             self._check_metadata(error)
             raise
-        source = array.source
-        self._state.check(source.root, source.prefix, _keys(array, normalise(selection, array.shape)))
+        self._state.check(array, normalise(selection, array.shape))
         return result
 
     def _check_metadata(self, error: GpuloadError) -> None:
         """Where a read failed because another array is there now, say that."""
         try:
-            source = self.array.source
-            self._state.check(source.root, source.prefix, [])
+            self._state.check(self.array, None)
         except ChangedError as changed:
             raise changed from error
         except GpuloadError:
@@ -83,20 +75,3 @@ class BlockReader:
 def _opened(pickled: bytes, _token: str) -> Array:
     array: Array = pickle.loads(pickled)  # noqa: S301 - made above, by who made the graph
     return array
-
-
-def _keys(array: Array, selection: AnySelection) -> list[str]:
-    """The keys of all chunks or shards that a selection touches."""
-    if 0 in selection.box:
-        return []
-    layout, prefix = array.layout, array.source.prefix
-    return [prefix + key for key in layout.keys(_coordinates(layout, selection))]
-
-
-def _coordinates(layout: Layout, selection: AnySelection) -> Int64:
-    edges = [edge for edge in layout.chunk_edges if isinstance(edge, int)]
-    if not isinstance(selection, Selection) or len(edges) < len(layout.chunk_edges):
-        return np.concatenate(list(touched_chunks(layout, selection)))
-    along = [np.unique(touch(axis, edge).chunk) for axis, edge in zip(selection.axes, edges, strict=True)]
-    grid = np.meshgrid(*along, indexing="ij") if along else []
-    return np.stack([part.ravel() for part in grid], axis=1) if along else np.zeros((1, 0), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -289,6 +290,11 @@ class Array:
             `out` has another shape or dtype, is read-only, or is no array the device of this Array can fill.
         """
         return self._read(normalise, sel, out)
+
+    def to_dask(self, chunks: Any = "auto") -> Any:
+        """As a dask array that reads where this does: `gpuload.dask.from_zarr`, where `chunks` is explained."""
+        # By name, because that package stands above this one.
+        return importlib.import_module("gpuload.dask").from_zarr(self, chunks=chunks)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:

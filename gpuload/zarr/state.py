@@ -1,4 +1,4 @@
-"""The state of an array's files: what tells that it is still the array that a graph was made of.
+"""`FileState`: an array's files at one moment, and whether what is read later is still that.
 
 The kernel stamps a file when its content, name or links change (ctime), and a directory when something in it appears or
 goes; no call sets that stamp back. All stamps of an array are looked at once. What is read later must not be younger
@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,12 @@ import numpy as np
 from gpuload.errors import ChangedError
 from gpuload.files.root import Root
 from gpuload.files.writer import is_temporary
+from gpuload.planning.selection import AnySelection, Selection
+from gpuload.planning.touch import touch
+from gpuload.request import Int64
+from gpuload.zarr.array import Array
+from gpuload.zarr.foreign import touched_chunks
+from gpuload.zarr.layout import Layout
 
 _TICK = 0.05  # seconds; the kernel's clock ticks at least every 10 ms
 _LOOKS = 3
@@ -46,23 +52,26 @@ class FileState:
     youngest: int
     documents: tuple[Document, ...]
 
-    def check(self, root: Root, prefix: str, keys: Sequence[str]) -> None:
-        """Raise unless what was just read from `keys` was the array of this state.
+    def check(self, array: Array, selection: AnySelection | None) -> None:
+        """Raise unless what was just read of `array` was the array of this state.
 
         Parameters
         ----------
-        root, prefix
-            The store, and what the keys of the array start with.
-        keys
-            Those of the chunks or shards that were read, below the root.
+        array
+            Opened at the place of this state.
+        selection
+            What was read; None: only the metadata.
 
         Raises
         ------
         ChangedError
-            One of them, or the metadata, changed since; a chunk may also be gone, or be there where none was.
+            One of its chunks or shards, or the metadata, changed since; a chunk may also be gone, or be there where
+            none was.
         """
+        root, prefix = array.source.root, array.source.prefix
         if _documents(root, prefix) != self.documents:
             raise ChangedError(f"'{root.path}': the metadata of {prefix.strip('/') or 'the array'!r} {_CHANGED}")
+        keys = [] if selection is None or 0 in selection.box else _keys(array, selection)
         missing: dict[str, str] = {}
         for key, status in zip(keys, root.stats(keys), strict=True):
             if status is None:
@@ -76,7 +85,7 @@ class FileState:
                 raise ChangedError(f"'{root.path}': the chunk {key!r}, which is not there, {_CHANGED}")
 
 
-_CHANGED = "changed, or may have, since the dask array was made: make it anew with gpuload.dask.from_zarr"
+_CHANGED = "changed, or may have, since the array was opened for dask: open it anew"
 
 
 def look(root: Root, prefix: str) -> FileState:
@@ -151,3 +160,18 @@ def _digest(rows: list[tuple[int, int, int, int]]) -> str:
     table = np.array(rows, np.uint64).reshape(-1, 4)
     table = table[np.lexsort(table.T[::-1])]
     return hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest()
+
+
+def _keys(array: Array, selection: AnySelection) -> list[str]:
+    """The keys of all chunks or shards that a selection touches."""
+    layout, prefix = array.layout, array.source.prefix
+    return [prefix + key for key in layout.keys(_coordinates(layout, selection))]
+
+
+def _coordinates(layout: Layout, selection: AnySelection) -> Int64:
+    edges = [edge for edge in layout.chunk_edges if isinstance(edge, int)]
+    if not isinstance(selection, Selection) or len(edges) < len(layout.chunk_edges):
+        return np.concatenate(list(touched_chunks(layout, selection)))
+    along = [np.unique(touch(axis, edge).chunk) for axis, edge in zip(selection.axes, edges, strict=True)]
+    grid = np.meshgrid(*along, indexing="ij") if along else []
+    return np.stack([part.ravel() for part in grid], axis=1) if along else np.zeros((1, 0), np.int64)
