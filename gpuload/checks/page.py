@@ -12,21 +12,24 @@ from gpuload.record.wording import printable
 if TYPE_CHECKING:
     from gpuload.checks.report import Check, Report
 
-# The page's own colours, and a sign for each status, so that themes and colour-blind eyes see the same.
+# The page's own colours, and a sign for each status, so that themes and colour-blind eyes see the same. A class that is
+# named twice outweighs what a notebook has for tables.
 _STYLE = """
 .gpuload-doctor{color:inherit;background:transparent;font-size:13px;line-height:1.45;max-width:100%}
 .gpuload-doctor .head{font-weight:600;margin:0 0 6px}
 .gpuload-doctor .scroll{overflow-x:auto}
-.gpuload-doctor table{border-collapse:collapse;margin:0 0 10px;font-size:inherit;color:inherit}
-.gpuload-doctor th,.gpuload-doctor td{padding:2px 12px 2px 0;text-align:left;vertical-align:top;border:0;
- background:transparent;color:inherit}
-.gpuload-doctor caption,.gpuload-doctor th{font-weight:600;text-align:left;border-bottom:1px solid currentColor}
+.gpuload-doctor.gpuload-doctor table{border-collapse:collapse;margin:0 0 10px;font-size:inherit;color:inherit}
+.gpuload-doctor.gpuload-doctor th,.gpuload-doctor.gpuload-doctor td{padding:2px 12px 2px 0;
+ text-align:left;vertical-align:top;border:0;background:transparent;color:inherit}
+.gpuload-doctor.gpuload-doctor caption,.gpuload-doctor.gpuload-doctor th{
+ font-weight:600;text-align:left;border-bottom:1px solid currentColor}
 .gpuload-doctor td.s{white-space:nowrap}
 .gpuload-doctor .pass .s{color:#009e73}
 .gpuload-doctor .fail .s{color:#d55e00;font-weight:600}
 .gpuload-doctor .unknown .s{color:#b58900}
 .gpuload-doctor code{background:transparent;color:inherit;border:1px solid currentColor;border-radius:3px;
  padding:0 .3em;white-space:pre-wrap;overflow-wrap:anywhere}
+.gpuload-doctor .sign{user-select:none}
 """.replace("\n", "")
 
 
@@ -60,7 +63,9 @@ def _table(title: str, rows: str) -> str:
 def _row(check: Check) -> str:
     value = _text(check.value)
     if check.fix and check.status is not Status.PASS:
-        value += f"<br><code>{prompt(check)} {_text(check.fix)}</code>"
+        # The sign is not copied with the command, be it by hand or by the button that a living page adds.
+        command = f'<span class="gpuload-copy">{_text(check.fix)}</span>'
+        value += f'<br><code><span class="sign">{prompt(check)} </span>{command}</code>'
     return _line(check.status, str(check.status), check.name, value)
 
 

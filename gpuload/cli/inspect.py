@@ -28,7 +28,7 @@ def command(path: str, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gpuload.zarr.formatting import printable
+    from gpuload.zarr.formatting import percent, printable
 
     table = Table()
     for title in ("array", "shape", "chunks", "shards", "codecs"):
@@ -45,7 +45,7 @@ def command(path: str, as_json: bool) -> None:
             _extents(array.shards),
             " ".join(array.codecs),
             f"{array.fastpath_bytes + array.fallback_bytes:,}",
-            f"{_percent(array.share)} %",
+            f"{percent(array.share)} %",
             reasons,
         )
         table.add_row(*(Text(printable(word)) for word in words))
@@ -57,8 +57,3 @@ def command(path: str, as_json: bool) -> None:
 
 def _extents(extents: tuple[int, ...] | None) -> str:
     return "" if extents is None else ",".join(map(str, extents)) or "scalar"
-
-
-def _percent(share: float) -> str:
-    """Never 100 where something is missing."""
-    return "100" if share == 1 else f"{min(share * 100, 99.9):.1f}"

@@ -73,6 +73,10 @@ class Trace:
     def __repr__(self) -> str:
         return str(self.summary())
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        summary = self.summary()
+        return {"text/plain": str(summary), "text/html": summary._repr_html_()}
+
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
 

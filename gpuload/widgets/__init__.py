@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuload.widgets.chunkmap import ChunkMap
+    from gpuload.widgets.doctor import Doctor
     from gpuload.widgets.monitor import Monitor
+    from gpuload.widgets.storeview import StoreView
 
-__all__ = ["ChunkMap", "Monitor"]
+__all__ = ["ChunkMap", "Doctor", "Monitor", "StoreView"]
 
 # The Monitor of a record needs no zarr; what knows arrays does.
-_MODULES = {"ChunkMap": "chunkmap", "Monitor": "monitor"}
+_MODULES = {"ChunkMap": "chunkmap", "Doctor": "doctor", "Monitor": "monitor", "StoreView": "storeview"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from gpuload.widgets.panel import Panel
 from gpuload.zarr.array import Array
 from gpuload.zarr.where import edges_of
 
-_SCRIPTS = ("dom.js", "places.js", "grid.js", "chunkmap.js")
+_SCRIPTS = ("dom.js", "places.js", "frame.js", "grid.js", "chunkmap.js")
 _CELLS = 64  # along a side of the still picture, at most
 
 

@@ -15,7 +15,7 @@ from gpuload.widgets import still
 from gpuload.widgets.panel import Panel
 from gpuload.widgets.timeline import Timeline
 
-_SCRIPTS = ("dom.js", "places.js", "chart.js", "requests.js", "monitor.js")
+_SCRIPTS = ("dom.js", "places.js", "frame.js", "chart.js", "requests.js", "monitor.js")
 _SENT = 50  # of the newest requests, with each push: a page shows no more of them in a tenth of a second
 _BEGUN = 1000  # of the newest requests, with the first
 _BURST = 0.5  # seconds, at most, over which the bytes of a short burst are spread in the picture

@@ -69,6 +69,7 @@ class Array:
         for name in fields:
             self._layout = self._layout.field(name)
         self._metadata = metadata
+        self._description = description
         self._reader = Reader(self._layout, source, metadata, whole=whole)
         self.name = source.path
         self.chunks = description.chunks
@@ -143,6 +144,11 @@ class Array:
     def source(self) -> Source:
         """Where it is and how it was opened."""
         return self._source
+
+    @property
+    def description(self) -> _compat.Description:
+        """What zarr-python understands of its metadata."""
+        return self._description
 
     @property
     def layout(self) -> Layout:
@@ -310,8 +316,13 @@ class Array:
         part = self.part(self.name)
         return f"<gpuload.Array{name} {part.dims} {part.dtype} {part.chunks} on {self.device}>"
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
     def _repr_html_(self) -> str:
-        return formatting.array_page(self.part(self.name), self.nbytes, self.device, self.attrs)
+        # What draws arrays knows of groups, too.
+        page: str = importlib.import_module("gpuload.zarr.outline").array_page(self)
+        return page
 
     def part(self, name: str) -> formatting.Part:
         """The line of this array in what its group holds."""

@@ -4,8 +4,10 @@ each chunk that there could be.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,30 +19,43 @@ from gpuload.request import Int64
 from gpuload.zarr._compat import Description
 from gpuload.zarr.keys import DOCUMENTS
 
+_PATIENCE = 20  # entries that are looked at for each file that may be listed
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkFiles:
-    """The files of an array: keys below the root, and int64 (files,) sizes in bytes."""
+    """The files of an array: keys below the root, int64 (files,) sizes in bytes, and whether these are all."""
 
     keys: list[str]
     size: Int64
+    complete: bool = True
 
 
-def chunk_files(root: Root, prefix: str, description: Description) -> ChunkFiles:
-    """List the chunk files of the array whose keys start with `prefix`; others, and unfinished ones, are left out."""
+def chunk_files(root: Root, prefix: str, description: Description, most: int | None = None) -> ChunkFiles:
+    """List the chunk files of the array whose keys start with `prefix`; others, and unfinished ones, are left out.
+
+    With `most` the listing ends when it has about so many, or has looked at `_PATIENCE` times as many entries; of no
+    directory are there looked at more than that.
+    """
     is_chunk = _test(description)
     keys: list[str] = []
     sizes: list[int] = []
     directories = [prefix]
+    complete, most = True, sys.maxsize if most is None else most
+    patience = _PATIENCE * most
     while directories:
+        if len(keys) >= most or patience <= 0:
+            complete = False
+            break
         at = directories.pop()
         try:
             fd = root.open(at or ".", os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             continue
         try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
+            with os.scandir(fd) as scanned:
+                for entry in itertools.islice(scanned, most):
+                    patience -= 1
                     key = at + entry.name
                     if entry.is_symlink():  # only the root knows whether it may be followed
                         status = root.stat(key)
@@ -58,9 +73,10 @@ def chunk_files(root: Root, prefix: str, description: Description) -> ChunkFiles
                         continue
                     keys.append(key)
                     sizes.append((status or entry.stat(follow_symlinks=False)).st_size)
+                complete = complete and next(scanned, None) is None
         finally:
             os.close(fd)
-    return ChunkFiles(keys, np.array(sizes, np.int64))
+    return ChunkFiles(keys, np.array(sizes, np.int64), complete)
 
 
 def _test(description: Description) -> Callable[[str], bool]:

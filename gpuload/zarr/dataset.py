@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import zarr
 
-from gpuload.errors import GpuloadError, NotZarrError, UnsupportedArrayError
+from gpuload.errors import NotZarrError, UnsupportedArrayError
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.array import Array
 from gpuload.zarr.source import Source
@@ -105,30 +106,39 @@ class Dataset(Mapping[str, "Array | Dataset"]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        names = list(self)
-        return "\n".join([self._title(), *formatting.text_lines(self._parts(names), len(names))])
+        try:
+            names = list(self)
+        except Exception as error:  # noqa: BLE001 - whatever has become of the files: it is shown, and nothing fails
+            return f"{self.title}\n  cannot be listed: {formatting.printable(str(error))}"
+        return "\n".join([self.title, *formatting.text_lines(self._parts(names), len(names))])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def _repr_html_(self) -> str:
-        names = list(self)
-        return formatting.group_page(self._title(), self._parts(names), len(names))
+        # What draws groups opens them.
+        page: str = importlib.import_module("gpuload.zarr.outline").group_page(self)
+        return page
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """The first line of what it shows of itself."""
         name = f" {self.name!r}" if self.name else ""
         return f"<gpuload.Dataset{name} in {self._source.root.path!r} on {self.device}>"
 
     def _parts(self, names: Sequence[str]) -> list[formatting.Part]:
         """The first of `names`, for show; no more are opened than are shown."""
-        parts = []
-        for name in names[: formatting.SHOWN]:
-            try:
-                node = self[name]
-            except GpuloadError as error:
-                parts.append(formatting.Part(name, note=str(error)))
-            except KeyError:  # consolidated metadata that outlived it
-                parts.append(formatting.Part(name, note="is not there any more"))
-            else:
-                parts.append(node.part(name) if isinstance(node, Array) else formatting.Part(name, note="group"))
-        return parts
+        return [self.shown(name)[0] for name in names[: formatting.SHOWN]]
+
+    def shown(self, name: str) -> tuple[formatting.Part, Array | Dataset | None]:
+        """The line of the array or group `name`, and the node; in place of what cannot be opened, why."""
+        try:
+            node = self[name]
+        except KeyError:  # consolidated metadata that outlived it
+            return formatting.Part(name, note="is not there any more, or its metadata are damaged"), None
+        except Exception as error:  # noqa: BLE001 - one that cannot be opened does not hide the others
+            return formatting.Part(name, note=str(error)), None
+        return (node.part(name) if isinstance(node, Array) else formatting.Part(name, note="group")), node
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._source,)

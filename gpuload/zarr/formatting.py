@@ -1,24 +1,13 @@
-"""What arrays and groups say of themselves, as text and as HTML for notebooks."""
+"""What arrays and groups say of themselves, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
 
 SHOWN = 40  # lines of a group: more would be a wall
 _NAMED = 12
 _WIDEST = 40
-
-# Colours come from the page, so that light and dark themes both work.
-_STYLE = (
-    ".gpuload-node{font-size:13px;line-height:1.45}"
-    ".gpuload-node table{border-collapse:collapse;margin:4px 0 0;color:inherit}"
-    ".gpuload-node th,.gpuload-node td{text-align:left;vertical-align:top;padding:2px 14px 2px 0;border:0;"
-    "background:transparent;color:inherit}"
-    ".gpuload-node th{font-weight:600;white-space:nowrap}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +52,6 @@ def text_lines(parts: Sequence[Part], total: int) -> list[str]:
     return lines + ([f"  and {total - len(parts):,} more"] if total > len(parts) else [])
 
 
-def group_page(title: str, parts: Sequence[Part], total: int) -> str:
-    """A group as HTML; all text that comes from files is escaped."""
-    rows = []
-    for part in parts:
-        cells = f"<td colspan=3>{_text(part.note)}</td>" if part.note else _cells(part.dtype, part.dims, part.chunks)
-        rows.append(f"<tr><th scope=row>{_text(part.name)}</th>{cells}</tr>")
-    more = f"<div>and {total - len(parts):,} more</div>" if total > len(parts) else ""
-    return _page(title.strip("<>"), rows, more)
-
-
-def array_page(part: Part, nbytes: int, device: str, attrs: Mapping[str, Any]) -> str:
-    """An array as HTML, its attributes folded away; all text that comes from files is escaped."""
-    lines = {"dimensions": part.dims, "dtype": part.dtype, "stored in": part.chunks, "decoded": f"{nbytes:,} bytes"}
-    rows = [f"<tr><th scope=row>{head}</th>{_cells(words)}</tr>" for head, words in lines.items()]
-    inside = "".join(f"<tr><th scope=row>{_text(k)}</th>{_cells(str(v))}</tr>" for k, v in attrs.items())
-    folded = f"<details><summary>{len(attrs)} attributes</summary><table>{inside}</table></details>" if attrs else ""
-    return _page(f"gpuload.Array{f' {part.name!r}' if part.name else ''} on {device}", rows, folded)
-
-
-def _page(title: str, rows: Sequence[str], after: str) -> str:
-    table = f"<table>{''.join(rows)}</table>" if rows else ""
-    return f'<style>{_STYLE}</style><div class="gpuload-node"><b>{_text(title)}</b>{table}{after}</div>'
-
-
-def _cells(*words: str) -> str:
-    return "".join(f"<td>{_text(word)}</td>" for word in words)
-
-
-def _text(words: str) -> str:
-    return escape(printable(words))
+def percent(share: float) -> str:
+    """``97.2``; never 100 where something is missing."""
+    return "100" if share == 1 else f"{min(share * 100, 99.9):.1f}"

@@ -24,14 +24,17 @@ from gpuload.memory.device import fits_device
 from gpuload.planning.aligned import DIRECT_ALIGN, enclose
 from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
+from gpuload.zarr.array import Array
 from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
 from gpuload.zarr.layout import Road
 from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
-from gpuload.zarr.tree import Node, walk
+from gpuload.zarr.tree import walk
 
 _MENDED = (Reason.HOST_CODEC, Reason.TAIL)  # by `gpuload pack`
+_SAMPLE = 256  # files, at most, that are looked at for a display
+_SAMPLE_BYTES = 4 << 20  # of indexes that are read for one
 _WAVE_BYTES = 64 << 20  # of indexes in memory
 
 
@@ -112,12 +115,25 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
     store = DeviceStore(os.path.abspath(place), read_only=True)
     nodes = walk(Source(store, "", zarr_format=None, device="cpu", strict=False))
     command = _pack_command(place)
-    return tuple(_inspect(node, command) for node in nodes if node.array is not None)
+    return tuple(_inspect(node.array, command)[0] for node in nodes if node.array is not None)
 
 
-def _inspect(node: Node, command: str) -> ArrayInspection:
-    described, layout, source = _compat.describe(node.metadata), node.layout, node.source
-    files = chunk_files(source.root, source.prefix, described)
+def sample(array: Array) -> tuple[ArrayInspection, bool] | None:
+    """The same of one array, from no more of its files than can be looked at in an instant.
+
+    Returns
+    -------
+    inspection, complete
+        Of those files; and whether they are all. None where even the index of one shard is too large for that.
+    """
+    index = array.layout.index
+    most = _SAMPLE if index is None else min(_SAMPLE, _SAMPLE_BYTES // index.nbytes)
+    return _inspect(array, _pack_command(array.source.root.path), most) if most else None
+
+
+def _inspect(array: Array, command: str, most: int | None = None) -> tuple[ArrayInspection, bool]:
+    described, layout, source = array.description, array.layout, array.source
+    files = chunk_files(source.root, source.prefix, described, most)
     if layout.index is None:
         file, offset, size = np.arange(len(files.keys)), np.zeros(len(files.keys), np.int64), files.size
     else:
@@ -138,8 +154,8 @@ def _inspect(node: Node, command: str) -> ArrayInspection:
         if refused is not None:
             reasons[refused], fast = fast, 0
     reasons = {reason: nbytes for reason, nbytes in reasons.items() if nbytes}
-    return ArrayInspection(
-        name=node.path,
+    found = ArrayInspection(
+        name=array.name,
         shape=described.shape,
         chunks=described.chunks,
         shards=described.shards,
@@ -149,6 +165,7 @@ def _inspect(node: Node, command: str) -> ArrayInspection:
         reasons=reasons,
         pack=command if any(reason in reasons for reason in _MENDED) else None,
     )
+    return found, files.complete
 
 
 def _inner_chunks(root: Root, files: ChunkFiles, form: IndexForm) -> tuple[Int64, Int64, Int64]:

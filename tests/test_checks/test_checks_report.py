@@ -129,7 +129,7 @@ def test_html_is_well_formed_and_escaped() -> None:
     assert tags.open == []
     assert "script" not in tags.seen
     assert "&lt;script&gt;" in page
-    for word in ("✗ fail", "? unknown", "✓ pass", "MOUNTPOINT", "# mend"):
+    for word in ("✗ fail", "? unknown", "✓ pass", "MOUNTPOINT", '# </span><span class="gpuload-copy">mend'):
         assert word in page
 
 

@@ -223,22 +223,7 @@ function sample(kind) {
 
 export default () => {
   const state = { snapshot: {}, grid: null, name: "" };
-  const views = new Set();
-  let places = null;
-  let asked = false;
-
-  function drawSoon() {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      for (const view of [...views, ...(places?.views() ?? [])]) view.draw();
-    });
-  }
-
-  function accept(snapshot) {
-    const stale = state.snapshot.number !== undefined && snapshot.number < state.snapshot.number;
-    if (!snapshot.tallies || stale) return;
+  function take(snapshot) {
     if (snapshot.whole) {
       const same = state.grid && String(state.grid.shape) === String(snapshot.grid) && state.grid;
       const grid = new Grid(snapshot);
@@ -246,27 +231,11 @@ export default () => {
       state.grid = same || grid;
       state.name = snapshot.name;
     } else if (!state.grid) {
-      return; // the beginning was missed: it is asked for, and comes when the kernel is free
+      return false; // the beginning was missed: it is asked for, and comes when the kernel is free
     }
     state.grid.take(snapshot.tallies);
     state.snapshot = snapshot;
-    drawSoon();
+    return true;
   }
-
-  return {
-    initialize({ model }) {
-      accept(model.get("snapshot"));
-      model.on("change:snapshot", () => accept(model.get("snapshot")));
-      model.on("msg:custom", accept);
-      places = attachEverywhere(model, () => new ChunkMapView(state));
-      model.send("hello");
-      return () => places.end();
-    },
-    render({ el }) {
-      const view = new ChunkMapView(state);
-      views.add(view);
-      el.append(view.root);
-      return () => views.delete(view);
-    },
-  };
+  return widget(take, () => new ChunkMapView(state));
 };

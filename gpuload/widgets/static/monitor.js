@@ -97,43 +97,10 @@ function wayRow(row, explanations) {
 
 export default () => {
   const state = { snapshot: {}, requests: new Requests() };
-  const views = new Set();
-  let places = null;
-  let asked = false;
-
-  function drawSoon() {
-    if (asked) return;
-    asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      for (const view of [...views, ...(places?.views() ?? [])]) view.draw();
-    });
-  }
-
-  function accept(snapshot) {
-    const last = state.snapshot;
-    // An older one may come late: the state that was saved last, beside the messages that came since.
-    if (!snapshot.rows || (last.rows && snapshot.number < last.number)) return;
-    if (last.generation !== snapshot.generation) state.requests.forget();
+  function take(snapshot) {
+    if (state.snapshot.generation !== snapshot.generation) state.requests.forget();
     state.snapshot = snapshot;
     state.requests.take(snapshot.newest);
-    drawSoon();
   }
-
-  return {
-    initialize({ model }) {
-      accept(model.get("snapshot"));
-      model.on("change:snapshot", () => accept(model.get("snapshot")));
-      model.on("msg:custom", accept);
-      places = attachEverywhere(model, () => new MonitorView(state));
-      model.send("hello"); // answered with the newest state when the kernel is free
-      return () => places.end();
-    },
-    render({ el }) {
-      const view = new MonitorView(state);
-      views.add(view);
-      el.append(view.root);
-      return () => views.delete(view);
-    },
-  };
+  return widget(take, () => new MonitorView(state));
 };

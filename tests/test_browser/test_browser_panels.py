@@ -1,0 +1,117 @@
+"""The panels that stay as they are, in a real JupyterLab: their buttons copy, their names are text, nothing is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Open = Callable[..., Any]
+EVIL = "<img src=x onerror=alert(1)>"
+VIEW = ".gpuload-stillness"
+
+DOCTOR = f"""\
+import gpuload
+from gpuload.checks.report import BackendState, MountRow, Report, Section, failed, passed, unknown
+from gpuload.request import Reason
+
+checks = (
+    passed("gpu", "AMD Instinct"),
+    failed("p2pdma", "CONFIG_PCI_P2PDMA is not set", "boot a kernel with CONFIG_PCI_P2PDMA=y", root=True),
+    unknown("cupy", {EVIL!r}, "pip install 'gpuload[rocm]'"),
+)
+rows = (MountRow("/data/{EVIL}", "xfs", "259:1", ("dm-0 (LVM)", "nvme0n1 (NVMe)"), True, None, True),)
+backends = {{"hipfile": BackendState(False, Reason.NO_LIBRARY, {EVIL!r}), "posix": BackendState(True, None)}}
+gpuload.widgets.Doctor(Report((Section({EVIL!r}, checks),), backends, rows))
+"""
+
+# What is cut, or lies beyond the view's right edge without a way to scroll there.
+CUT = """selector => {
+    const view = document.querySelector(selector);
+    const edge = view.getBoundingClientRect().right + 1;
+    return [...view.querySelectorAll("th, td, p, summary, button, code, li")]
+        .filter(part => part.offsetParent)
+        .filter(part => part.scrollWidth > part.clientWidth + 1 && getComputedStyle(part).display !== "inline"
+            || (!part.closest(".scroll") && part.getBoundingClientRect().right > edge))
+        .map(part => part.textContent);
+}"""
+
+
+def clipboard(page: Any) -> str:
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_the_doctors_commands_can_be_copied(notebook: Open, screenshots: Path, width: int) -> None:
+    book = notebook(DOCTOR, width=width)
+    page = book.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    book.command("application:toggle-left-area")
+    book.run_all()
+    page.wait_for_selector(f"{VIEW} .gpuload-doctor")
+    buttons = page.locator(f"{VIEW} button")
+    assert buttons.all_inner_texts() == ["Copy", "Copy"]
+    buttons.nth(1).click()
+    book.wait(lambda: buttons.all_inner_texts() == ["Copy", "Copied"], "the second command")
+    assert clipboard(page) == "pip install 'gpuload[rocm]'"
+    buttons.nth(0).focus()
+    page.keyboard.press("Enter")
+    book.wait(lambda: buttons.all_inner_texts() == ["Copied", "Copy"], "the first command")
+    assert clipboard(page) == "boot a kernel with CONFIG_PCI_P2PDMA=y"
+    # Where a page may not use the clipboard as browsers want it today.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    buttons.nth(1).click()
+    book.wait(lambda: buttons.all_inner_texts() == ["Copy", "Copied"], "the second command, the old way")
+    assert EVIL in page.locator(f"{VIEW} caption").first.inner_text()
+    assert page.locator("img[src=x]").count() == 0
+    for theme in ("Light", "Dark"):
+        book.theme(f"JupyterLab {theme}")
+        assert page.evaluate(CUT, VIEW) == []
+        page.locator(VIEW).screenshot(path=screenshots / f"doctor-{theme.lower()}-{width}.png")
+    assert book.errors == []
+    assert book.foreign == []
+
+
+STORE = f"""\
+import gpuload, numpy, zarr
+
+root = zarr.create_group("{{name}}.zarr", overwrite=True)
+value = numpy.ones((10, 37, 49), "f4")
+root.create_array("uncompressed", data=value, chunks=(1, 37, 49), compressors=None, dimension_names=["time", "y", "x"])
+inner = root.create_group({EVIL!r})
+inner.create_array({EVIL!r}, data=value, chunks=(5, 37, 49), attributes={{{{{EVIL!r}: {EVIL!r}}}}})
+store = gpuload.open("{{name}}.zarr", device="cpu")
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_a_store_shows_its_tree(notebook: Open, screenshots: Path, width: int) -> None:
+    name = f"tree{width}"
+    own = f"store[{EVIL!r}][{EVIL!r}]"
+    book = notebook(STORE.format(name=name), "store", own, "gpuload.widgets.StoreView(store)", width=width)
+    page = book.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    book.command("application:toggle-left-area")
+    book.run_all()
+    page.wait_for_selector(f"{VIEW} button")
+    book.wait_idle()
+    # The nodes by themselves are plain HTML; the StoreView is the same, with its button.
+    assert page.locator(".gpuload-node").count() == 3
+    rows = page.locator(f"{VIEW} tbody tr")
+    assert [row.split("\t")[0].strip() for row in rows.all_inner_texts()] == [EVIL, EVIL, "uncompressed"]
+    assert "host-codec 100" in rows.nth(1).inner_text()
+    page.locator("summary", has_text="1 attributes").click()
+    assert page.get_by_role("rowheader", name=EVIL).count() >= 3
+    assert page.locator("img[src=x]").count() == 0
+    page.locator(f"{VIEW} button").click()
+    book.wait(lambda: page.locator(f"{VIEW} button").inner_text() == "Copied", "the command")
+    assert clipboard(page).startswith("gpuload pack ")
+    for theme in ("Light", "Dark"):
+        book.theme(f"JupyterLab {theme}")
+        assert page.evaluate(CUT, VIEW) == []
+        page.locator(VIEW).screenshot(path=screenshots / f"storeview-{theme.lower()}-{width}.png")
+    assert book.errors == []
+    assert book.foreign == []
