@@ -8,13 +8,13 @@ from __future__ import annotations
 import click
 
 import gpuload
-from gpuload.cli.lazy import LazyGroup
+from gpuload.cli.ending import EndingGroup
 
 __all__ = ["main"]
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=EndingGroup,
     modules={
         "bench": "gpuload.cli.bench",
         "demo": "gpuload.cli.demo",

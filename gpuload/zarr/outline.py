@@ -32,10 +32,11 @@ _STYLE = (
     ".gpuload-node .bar{display:inline-block;width:5em;height:.7em;margin-right:.6em;border:1px solid currentColor;"
     "border-radius:2px;background:repeating-linear-gradient(45deg,#d98200 0 4px,transparent 4px 8px);overflow:hidden}"
     ".gpuload-node .bar span{display:block;height:100%;background:#0072b2}"
+    ".gpuload-node .share{white-space:nowrap}"
     ".gpuload-node p{margin:6px 0 0}"
     ".gpuload-node code{background:transparent;color:inherit}"
 )
-_HEADS = ("name", "dtype", "dimensions", "stored in", "codecs", "can take the fastpath")
+_HEADS = ("name", "can take the fastpath", "dtype", "dimensions", "stored in", "codecs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ def array_page(array: Array) -> str:
         "codecs": line.codecs,
         "decoded": f"{array.nbytes:,} bytes",
     }
-    rows = [f'<tr><th scope="row">{head}</th>{_cells(value)}</tr>' for head, value in words.items()]
-    rows.append(f'<tr><th scope="row">can take the fastpath</th>{_share(line)}</tr>')
+    rows = [f'<tr><th scope="row">can take the fastpath</th>{_share(line)}</tr>']
+    rows += [f'<tr><th scope="row">{head}</th>{_cells(value)}</tr>' for head, value in words.items()]
     inside = "".join(f'<tr><th scope="row">{_text(str(k))}</th>{_cells(str(v))}</tr>' for k, v in array.attrs.items())
     count = len(array.attrs)
     folded = f"<details><summary>{count} attributes</summary><table>{inside}</table></details>" if count else ""
@@ -136,7 +137,7 @@ def _row(line: _Line) -> str:
     name = f'<th scope="row"{style}>{_text(part.name)}</th>'
     if part.note:
         return f'<tr>{name}<td colspan="{len(_HEADS) - 1}">{_text(part.note)}</td></tr>'
-    return f"<tr>{name}{_cells(part.dtype, part.dims, part.chunks, line.codecs)}{_share(line)}</tr>"
+    return f"<tr>{name}{_share(line)}{_cells(part.dtype, part.dims, part.chunks, line.codecs)}</tr>"
 
 
 def _share(line: _Line) -> str:
@@ -144,7 +145,7 @@ def _share(line: _Line) -> str:
     if found is None or not found.fastpath_bytes + found.fallback_bytes:
         return _cells(line.share)
     bar = f'<span class="bar" aria-hidden="true"><span style="width:{100 * found.share:.3f}%"></span></span>'
-    return f"<td>{bar}{_text(line.share)}</td>"
+    return f'<td class="share">{bar}{_text(line.share)}</td>'
 
 
 def _mended(found: Sequence[ArrayInspection | None]) -> str:
