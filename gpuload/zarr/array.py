@@ -20,13 +20,15 @@ from gpuload.errors import (
 )
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.placement import overlaps
-from gpuload.planning.selection import AnySelection, PointSelection, blocks, normalise, orthogonal, vectorised
+from gpuload.planning.selection import AnySelection, blocks, normalise, orthogonal, vectorised
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.append import append
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader, device_dtype
 from gpuload.zarr.source import Source
 from gpuload.zarr.write import ArrayWriter
+
+Understand = Callable[[Any, tuple[int, ...]], AnySelection]  # from what is between the brackets, and a shape
 
 
 class Array:
@@ -190,7 +192,8 @@ class Array:
         selection
             As for reading by these brackets.
         value
-            NumPy or CuPy array, or scalar, that can be broadcast to the shape of the selection.
+            NumPy or CuPy array, or scalar, that can be broadcast to the shape of the selection. Of an element that is
+            selected more than once, the last value counts.
 
         Raises
         ------
@@ -201,12 +204,7 @@ class Array:
         ChunkError
             A chunk that cannot be written; or read, where a part of it stays. Others may have been written by then.
         """
-        selected = normalise(selection, self.shape)
-        if self._layout.fields:
-            raise SelectionError("single fields can only be read")
-        if isinstance(selected, PointSelection):
-            raise SelectionError("points (several index arrays, or a mask of several dimensions) can only be read")
-        ArrayWriter(self._source, self._metadata, self._layout).assign(selected, value)
+        self._assign(normalise, selection, value)
 
     def append(self, values: Any, axis: int = 0, *, durable: bool | None = None) -> None:
         """Add `values` behind the end along `axis`; the array has its new shape afterwards.
@@ -252,7 +250,7 @@ class Array:
         repeats, or a mask; each selects along its own axis alone. The result has the axes in the array's order,
         without those of integers.
         """
-        return Indexer(lambda selection, out: self._read(orthogonal, selection, out))
+        return self._indexer(orthogonal)
 
     @property
     def vindex(self) -> Indexer:
@@ -262,7 +260,7 @@ class Array:
         before the axes of slices. Each chunk that holds a point is read once, in whatever order and however often its
         points are listed.
         """
-        return Indexer(lambda selection, out: self._read(vectorised, selection, out))
+        return self._indexer(vectorised)
 
     @property
     def blocks(self) -> Indexer:
@@ -272,7 +270,7 @@ class Array:
         integer.
         """
         edges = self._layout.chunk_edges
-        return Indexer(lambda sel, out: self._read(lambda keys, shape: blocks(keys, shape, edges), sel, out))
+        return self._indexer(lambda keys, shape: blocks(keys, shape, edges))
 
     def read(self, sel: Any = ..., out: Any = None) -> Any:
         """Read a selection, into `out` if it is given.
@@ -337,7 +335,19 @@ class Array:
     def _of_field(self, name: str) -> Array:
         return Array(self._source, self._metadata, (*self._layout.fields, name))
 
-    def _read(self, understand: Callable[[Any, tuple[int, ...]], AnySelection], keys: Any, out: Any) -> Any:
+    def _indexer(self, understand: Understand) -> Indexer:
+        return Indexer(
+            lambda keys, out: self._read(understand, keys, out),
+            lambda keys, value: self._assign(understand, keys, value),
+        )
+
+    def _assign(self, understand: Understand, keys: Any, value: Any) -> None:
+        """Write `value` where `understand` finds `keys`."""
+        if self._layout.fields or _names(keys)[0]:
+            raise SelectionError("single fields can only be read: assign whole structures")
+        ArrayWriter(self._source, self._metadata, self._layout).assign(understand(keys, self.shape), value)
+
+    def _read(self, understand: Understand, keys: Any, out: Any) -> Any:
         """Read what `understand` makes of `keys`, among which there may be names of fields."""
         names, keys = _names(keys)
         if len(names) == 1:
@@ -397,17 +407,21 @@ class Array:
 class Indexer:
     """One way to select from an `Array`: between brackets, or with a destination.
 
-    Only chunks that hold a selected element are read, and each of them once.
+    Only chunks that hold a selected element are read or written, and each of them once.
 
     Threads: safe. Fork: as its `Array`. Pickle: none, take it from its `Array`.
     """
 
-    def __init__(self, read: Callable[[Any, Any], Any]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[Any, Any], Any], assign: Callable[[Any, Any], None]) -> None:
+        self._read, self._assign = read, assign
 
     def __getitem__(self, selection: Any) -> Any:
         """Read a selection; returns and raises what indexing an `Array` does."""
         return self._read(selection, None)
+
+    def __setitem__(self, selection: Any, value: Any) -> None:
+        """Write `value` where the selection is; raises what assigning to an `Array` does."""
+        self._assign(selection, value)
 
     def read(self, sel: Any, out: Any = None) -> Any:
         """Read a selection, into `out` if it is given, under the conditions of `Array.read`."""

@@ -23,14 +23,14 @@ from gpuload.config import flag, integer, integer_or_none
 from gpuload.errors import AssignmentError, DeviceError, ReadOnlyError
 from gpuload.files.writer import Writer
 from gpuload.memory.device import GpuDevice, of
-from gpuload.planning.selection import Selection
+from gpuload.planning.selection import AnySelection, PointSelection
 from gpuload.request import Int64
 from gpuload.zarr import _compat
 from gpuload.zarr.layout import Layout
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 from gpuload.zarr.write_encode import Elements, Encoder
-from gpuload.zarr.write_plan import Along, Target, index, waves
+from gpuload.zarr.write_plan import Along, Target, waves
 from gpuload.zarr.write_shard import Bytes
 
 _R = TypeVar("_R")
@@ -74,14 +74,15 @@ class ArrayWriter:
         self._reader = Reader(layout, on_host, metadata)
         self._durable = flag("durable") if durable is None else durable
 
-    def assign(self, selection: Selection, value: Any) -> None:
-        """Write `value` where `selection` is; repeats in a list are assigned one after the other, as by NumPy.
+    def assign(self, selection: AnySelection, value: Any) -> None:
+        """Write `value` where `selection` is; of repeats in a list, or of points, the last one counts, as by NumPy.
 
         Parameters
         ----------
         value
             Array in host or device memory, or scalar, that can be broadcast to the shape of the selection. Its
-            elements are cast as NumPy's assignment does. A device array is copied to the host some chunks at a time.
+            elements are cast as NumPy's assignment does. A device array is copied to the host some chunks at a time;
+            the values of points all at once.
 
         Raises
         ------
@@ -92,7 +93,10 @@ class ArrayWriter:
             by then.
         """
         layout = self._layout
-        box = selection.as_box(_broadcast(_as_array(value, layout.dtype), selection.shape))
+        array = _as_array(value, layout.dtype)
+        if isinstance(selection, PointSelection) and not isinstance(array, np.ndarray):
+            array = array.get()
+        box = selection.as_box(_broadcast(array, selection.shape))
         if 0 in selection.box:
             return
         self._source.root.refresh()
@@ -137,7 +141,7 @@ class ArrayWriter:
                 self._reader.fill(target.present, kept)
                 here[...] = kept
         try:
-            chunk[index([part.inside for part in target.along])] = value
+            chunk.transpose(target.axes)[target.inside] = value
         except (TypeError, ValueError, OverflowError) as error:
             raise AssignmentError(
                 f"{value.dtype} elements cannot be written to an array of {dtype}: {error}"
@@ -147,7 +151,7 @@ class ArrayWriter:
 
 def _is_plain(target: Target) -> bool:
     """Whether the value has the chunk's elements in their order."""
-    return all(isinstance(part.inside, slice) for part in target.along)
+    return all(isinstance(part, slice) for part in target.inside)
 
 
 def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -178,14 +182,14 @@ def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
 
 def _pick(box: Any, wave: Sequence[Target]) -> list[Elements]:
     """What is assigned to each chunk, in host memory; from a device it is one copy for all of them."""
-    places = [[part.place for part in target.along] for target in wave]
     if isinstance(box, np.ndarray):
         # With the ellipsis an array without dimensions gives an array, not its element, which may be a mere str.
-        return [box[(*index(place), ...)] for place in places]
+        return [box[(*target.place, ...)] for target in wave]
     device = of(box)
     assert isinstance(device, GpuDevice)
     xp = device.xp
-    shapes = [tuple(_count(part.place) for part in target.along) for target in wave]
+    places = [[along if isinstance(along, slice) else along.ravel() for along in target.place] for target in wave]
+    shapes = [tuple(map(_count, place)) for place in places]
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
     with device.handle:
         together = device.empty((ends[-1],), box.dtype)

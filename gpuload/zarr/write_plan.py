@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.planning.axis import Axis, AxisIndices, AxisRange
-from gpuload.planning.selection import Selection
+from gpuload.planning.selection import AnySelection, PointSelection, Selection
 from gpuload.planning.touch import touch
 from gpuload.request import Int64
+from gpuload.zarr.touched import each_axis, of_points
 
 WAVE_CHUNKS = 1024
 
@@ -49,55 +50,78 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A chunk and what is assigned to it, along each dimension."""
+    """A chunk and what is assigned to it: ``chunk.transpose(axes)[inside] = box[place]``.
 
-    along: tuple[Part, ...]
+    Parameters
+    ----------
+    coordinates, begin
+        On the grid, and its first element along each dimension.
+    shape
+        Elements as stored, those beyond the array's end among them.
+    visible
+        Elements that the array has, from the chunk's first on.
+    axes, inside, place
+        The elements assigned to, and where in the value each comes from.
+    whole
+        Nothing of what the array has here stays, so that nothing needs to be read.
+    """
 
-    @property
-    def coordinates(self) -> tuple[int, ...]:
-        return tuple(part.chunk for part in self.along)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Elements as stored, those beyond the array's end among them."""
-        return tuple(part.extent for part in self.along)
-
-    @property
-    def visible(self) -> tuple[int, ...]:
-        """Elements that the array has, from the chunk's first on."""
-        return tuple(part.visible for part in self.along)
-
-    @property
-    def whole(self) -> bool:
-        """Nothing of what the array has here stays, so that nothing needs to be read."""
-        return all(part.whole for part in self.along)
+    coordinates: tuple[int, ...]
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    visible: tuple[int, ...]
+    axes: tuple[int, ...]
+    inside: tuple[Along, ...]
+    place: tuple[Along, ...]
+    whole: bool
 
     @property
     def present(self) -> Selection:
         """All that the array has here, as a selection of the array."""
-        axes = tuple(AxisRange(part.begin, 1, part.visible) for part in self.along)
+        axes = tuple(AxisRange(begin, 1, count) for begin, count in zip(self.begin, self.visible, strict=True))
         return Selection(axes, tuple(range(len(axes))))
 
 
-def targets(selection: Selection, shape: Sequence[int], edges: Sequence[int | tuple[int, ...]]) -> Iterator[Target]:
+def targets(selection: AnySelection, shape: Sequence[int], edges: Sequence[int | tuple[int, ...]]) -> Iterator[Target]:
     """The chunks a selection touches, in C order of the grid; nothing is listed but what is touched along each axis.
 
     Parameters
     ----------
     selection
-        One range or list along each dimension; repeats are allowed, the last one counts.
+        Ranges, lists or points; repeats are allowed, the last one counts.
     shape, edges
         Of the array, and of its chunks: per dimension one extent, or that of each.
     """
     if 0 in selection.box:
         return
+    if isinstance(selection, PointSelection):
+        for chunk in of_points(edges, selection):
+            visible = tuple(map(_visible, chunk.shape, shape, chunk.begin))
+            yield Target(
+                chunk.coordinates, chunk.begin, chunk.shape, visible, chunk.axes, chunk.source, chunk.place, whole=False
+            )
+        return
     along = [list(_parts(*each)) for each in zip(selection.axes, shape, edges, strict=True)]
-    for combination in itertools.product(*along):
-        yield Target(combination)
+    axes = tuple(range(len(along)))
+    for parts in itertools.product(*along):
+        yield Target(
+            tuple(part.chunk for part in parts),
+            tuple(part.begin for part in parts),
+            tuple(part.extent for part in parts),
+            tuple(part.visible for part in parts),
+            axes,
+            each_axis([part.inside for part in parts], [part.extent for part in parts]),
+            each_axis([part.place for part in parts], selection.box),
+            whole=all(part.whole for part in parts),
+        )
+
+
+def _visible(extent: int, size: int, begin: int) -> int:
+    return min(extent, size - begin)
 
 
 def waves(
-    selection: Selection, shape: Sequence[int], edges: Sequence[int | tuple[int, ...]], elements: int
+    selection: AnySelection, shape: Sequence[int], edges: Sequence[int | tuple[int, ...]], elements: int
 ) -> Iterator[list[Target]]:
     """`targets`, in lists of at most `elements` stored elements; a larger chunk is a list of its own."""
     wave: list[Target] = []
@@ -111,14 +135,6 @@ def waves(
         taken += size
     if wave:
         yield wave
-
-
-def index(parts: Sequence[Along]) -> tuple[slice | Int64, ...]:
-    """What indexes each axis for itself: the slices as they are, lists spread over axes of their own."""
-    if all(isinstance(part, slice) for part in parts):
-        return tuple(parts)
-    arrays = [np.arange(part.stop)[part] if isinstance(part, slice) else part for part in parts]
-    return tuple(np.ix_(*arrays))
 
 
 def _parts(axis: Axis, size: int, edges: int | tuple[int, ...]) -> Iterator[Part]:
