@@ -130,6 +130,21 @@ def test_as_zarr_python_has_them(tmp_path: Path) -> None:
         getattr(array, way)[keys] = value
 
 
+@pytest.mark.parametrize("kind", ["raw", "shards", "foreign"])
+def test_points_among_slices(tmp_path: Path, kind: str) -> None:
+    array, model = made(tmp_path / "a", kind), np.full(SHAPE, -9, "i4")
+    for keys in [
+        ([0, 5, 8], slice(None, None, -2), [1, 4, 1]),
+        (slice(1, 8, 3), [1, 6, 3], [0, 4, 4]),
+        ([[7, 2]], [[3], [0]], slice(4, 0, -1)),
+        (slice(None, None, -1), [6, 2], slice(None)),
+    ]:
+        value = np.random.default_rng(6).integers(0, 999, model[keys].shape)
+        model[keys] = value
+        array[keys] = value
+        assert np.array_equal(array[...], model), keys
+
+
 def test_only_touched_chunks_are_written(tmp_path: Path) -> None:
     array = made(tmp_path / "a", "raw")
     array.vindex[[0, 8, 0], [0, 6, 2], [1, 4, 0]] = [1, 2, 3]
