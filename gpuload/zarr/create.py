@@ -89,11 +89,20 @@ def plan_array(path: str, shape: tuple[int, ...], dtype: Any, form: Form) -> Pla
     Raises
     ------
     UnsupportedArrayError
-        What zarr-python refuses: chunks that do not divide shards, a data type without a form in zarr v3.
+        What zarr-python refuses: chunks that do not divide shards, a data type without a form in zarr v3. Shards of
+        structures or raw bytes, which not every zarr-python can open again.
     """
     itemsize = dtype.itemsize if isinstance(dtype, np.dtype) else 8
     chunks = choose_chunks(shape, itemsize) if form.chunks is None else _extents(form.chunks, shape)
     shards = form.shards
+    if isinstance(dtype, np.dtype) and dtype.kind == "V" and shards is not None:
+        if shards != "auto":
+            what = "structures" if dtype.names else "raw bytes"
+            raise UnsupportedArrayError(
+                f"{path or 'the array'}: zarr-python 3.1.6 cannot open shards of {what} ({dtype}): leave shards out, "
+                "and every chunk has a file of its own"
+            )
+        shards = None
     if isinstance(shards, str):
         if shards != "auto":
             raise UnsupportedArrayError(f"shards {shards!r} are neither 'auto' nor extents")

@@ -152,7 +152,7 @@ def pack(
         arrays: as they are, at most the whole array.
     shards
         Elements of a shard; ``"auto"``: about 128 MiB. None: no shards, every chunk has a file of its own, and what of
-        it is beyond its last whole block remains a tail.
+        it is beyond its last whole block remains a tail; so it is with ``"auto"`` for structures and raw bytes.
     codec
         ``"none"``, ``"zstd"``, ``"blosc"`` or ``"gzip"``.
     align
@@ -172,6 +172,8 @@ def pack(
         Something is at `target` already: also a pack of something else, or with other options, that was interrupted.
     NotLocalError
         A URL of something else than local files.
+    UnsupportedArrayError
+        An array that cannot be stored so, such as structures in shards of a given size.
     ChunkDecodeError
         With `verify`: values differ; names the shard.
     StoreError, ChunkError
@@ -226,8 +228,7 @@ def _plan(node: Node, chunks: Extents | None, shards: Extents | str | None, code
         attrs.pop("_ARRAY_DIMENSIONS", None)  # v3 has a place of its own for them
     form = Form(
         chunks=inner,
-        # Nothing of what differs in size can be aligned; shards of structures and raw bytes zarr-python cannot open.
-        shards=outer if fixed and described.dtype.kind != "V" else None,
+        shards=outer if fixed else None,  # nothing of what differs in size can be aligned
         codecs=codec,
         fill_value=described.fill,
         dims=described.dims if any(described.dims) else None,

@@ -21,6 +21,7 @@ from gpuload.zarr.create import Form, Plan, new_place, plan_array, write_documen
 from gpuload.zarr.dataset import Dataset, node_at
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.write import hidden
 
 
 def save(
@@ -51,7 +52,8 @@ def save(
     chunks
         Elements of a chunk along each dimension, of an inner chunk where there are shards. None: about 1 MiB.
     shards
-        Elements of a shard along each dimension; None: every chunk has a file of its own; ``"auto"``: about 128 MiB.
+        Elements of a shard along each dimension; None: every chunk has a file of its own; ``"auto"``: about 128 MiB,
+        but no shards of structures and raw bytes, which not every zarr-python can open.
     codecs
         ``"none"``, which leaves every byte to the fastpath; ``"zstd"``, ``"blosc"``, ``"gzip"``; or codecs of
         zarr-python, from bytes to bytes.
@@ -78,7 +80,8 @@ def save(
     NotLocalError
         A URL of something else than local files.
     UnsupportedArrayError
-        What zarr-python cannot describe: chunks that do not divide the shards, a data type it does not know.
+        What zarr-python cannot describe: chunks that do not divide the shards, a data type it does not know. A masked
+        array of which elements are masked. Structures in shards of a given size.
     ChunkWriteError
         The kernel refuses, as where the disk is full; names the chunk. What was written is deleted again.
     """
@@ -106,7 +109,7 @@ def _plans(
         if member is None:
             nodes[path] = _compat.group_metadata(here)
             continue
-        elements = _elements(member)
+        elements = _elements(path, member)
         plan = plan_array(path, tuple(elements.shape), elements.dtype, replace(form, attrs=here))
         nodes[path] = plan.metadata
         arrays.append((plan, elements))
@@ -125,9 +128,12 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk(f"{path}/{name}" if path else name, member)
 
 
-def _elements(value: Any) -> Any:
+def _elements(path: str, value: Any) -> Any:
     if isinstance(value, Array):
         return value[...]
+    masked = hidden(value)
+    if masked is not None:
+        raise UnsupportedArrayError(f"{path or 'the array'}: {masked}")
     try:
         of(value)
     except DeviceError:

@@ -154,8 +154,26 @@ def _is_plain(target: Target) -> bool:
     return all(isinstance(part, slice) for part in target.inside)
 
 
+def hidden(value: Any) -> str | None:
+    """What to say of a masked array of which elements are masked: zarr has no place for a mask. None: all is well."""
+    if not isinstance(value, np.ma.MaskedArray):
+        return None
+    flags = np.ascontiguousarray(np.ma.getmaskarray(value))
+    # A byte each; in structures a byte a field.
+    count = np.count_nonzero(flags.view(np.uint8).reshape(flags.size, -1).any(axis=1)) if flags.size else 0
+    if not count:
+        return None
+    return (
+        f"{count} elements are masked, and a zarr array has no mask: give array.filled(value) to store a value in "
+        "their place, and numpy.ma.getmaskarray(array) as an array of its own to keep the mask"
+    )
+
+
 def _as_array(value: Any, dtype: np.dtype[Any]) -> Any:
     """`value` as an array of any device; what has no dtype yet gets the array's."""
+    masked = hidden(value)
+    if masked is not None:
+        raise AssignmentError(masked)
     try:
         of(value)
     except DeviceError:
