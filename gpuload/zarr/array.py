@@ -15,14 +15,17 @@ from gpuload.engine.reader import fetch
 from gpuload.errors import (
     DestinationError,
     DeviceError,
+    ReadOnlyError,
     SelectionError,
     UnsupportedArrayError,
 )
+from gpuload.files.lock import locked
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.placement import overlaps
 from gpuload.planning.selection import AnySelection, blocks, normalise, orthogonal, vectorised
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.append import append
+from gpuload.zarr.attributes import Attributes
 from gpuload.zarr.layout import Layout, layout_of
 from gpuload.zarr.reader import Reader, device_dtype
 from gpuload.zarr.source import Source
@@ -51,7 +54,7 @@ class Array:
     dims
         Names of the dimensions, None for each without a name.
     attrs
-        User attributes.
+        User attributes; with ``mode="r+"`` they may be changed, as `update_attributes` does.
     name
         Path of the array below the root of its store, ``""`` at the root.
     device
@@ -77,7 +80,7 @@ class Array:
         self.chunks = description.chunks
         self.shards = description.shards
         self.dims = description.dims
-        self.attrs: Mapping[str, Any] = description.attrs
+        self.attrs = Attributes(source, description.attrs)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -209,7 +212,9 @@ class Array:
     def append(self, values: Any, axis: int = 0, *, durable: bool | None = None) -> None:
         """Add `values` behind the end along `axis`; the array has its new shape afterwards.
 
-        The end is where it is now in the store: what others appended since this array was opened stays.
+        The end is where it is now in the store: what others appended since this array was opened stays. Who appends at
+        the same time, from another thread or process of this machine, waits; not so on file systems that do not lock
+        directories, as NFS, nor where zarr-python appends.
 
         Readers see the old shape until all chunks are written. Others that have the array open must open it again.
 
@@ -237,10 +242,30 @@ class Array:
         """
         if self._layout.fields:
             raise SelectionError("single fields can only be read")
-        # Not the shape and the attributes that it was opened with: others may have appended since.
-        now = _reopen(self._source, ())
-        append(self._source, now._metadata, now.shape, values, axis, durable)  # noqa: SLF001 - an array as this one
+        source = self._source
+        if source.store.read_only:
+            raise ReadOnlyError(f"{source!r} was opened for reading; to append, open it with mode='r+'")
+        with locked(source.root, source.prefix):
+            # Not the shape and the attributes that it was opened with: others may have appended since.
+            now = _reopen(source, ())
+            append(source, now._metadata, now.shape, values, axis, durable)  # noqa: SLF001 - an array as this one
         self.__dict__.update(_reopen(self._source, self._layout.fields).__dict__)
+
+    def update_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Set user attributes, all of them by one write; others stay. The same as ``array.attrs.update``.
+
+        Readers see the attributes before or after, and so they do in the consolidated metadata of groups above.
+
+        Raises
+        ------
+        ReadOnlyError
+            The array was not opened with ``mode="r+"``.
+        AssignmentError
+            What JSON has no form for.
+        ChunkWriteError
+            The kernel refuses.
+        """
+        self.attrs.update(attributes)
 
     @property
     def oindex(self) -> Indexer:

@@ -12,6 +12,7 @@ import zarr
 from gpuload.errors import NotZarrError, UnsupportedArrayError
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.array import Array
+from gpuload.zarr.attributes import Attributes
 from gpuload.zarr.source import Source
 
 
@@ -23,7 +24,7 @@ class Dataset(Mapping[str, "Array | Dataset"]):
     Attributes
     ----------
     attrs
-        User attributes of the group.
+        User attributes of the group; with ``mode="r+"`` they may be changed.
     name
         Path of the group below the root of its store, ``""`` at the root.
     device
@@ -34,7 +35,7 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         self._source = source
         self._zarr = group
         self.name = source.path
-        self.attrs: Mapping[str, Any] = _compat.attributes(group.metadata)
+        self.attrs = Attributes(source, _compat.attributes(group.metadata))
 
     @property
     def device(self) -> str:
@@ -54,6 +55,10 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         if node is None:
             raise KeyError(self._lacks(name))
         return node
+
+    def update_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Set user attributes of the group, as `Array.update_attributes` does."""
+        self.attrs.update(attributes)
 
     def _find(self, name: object) -> Array | Dataset | None:
         """The node `name`, or None where there is none."""

@@ -196,6 +196,44 @@ def test_kill_in_the_middle_leaves_whole_rows(tmp_path: Path) -> None:
         assert (rows == np.arange(len(rows))[:, None]).all()
 
 
+APPENDING_SOME = """
+import sys, gpuload
+array = gpuload.open(sys.argv[1], mode="r+", device="cpu")
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(12):
+    array.append([int(sys.argv[2]) + n])
+"""
+
+
+def test_processes_append_one_after_the_other(tmp_path: Path) -> None:
+    """All in the same chunk, and in the same document."""
+    saved(tmp_path / "a", np.arange(1), chunks=100)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    arguments = [sys.executable, "-W", "ignore", "-c", APPENDING_SOME, str(tmp_path / "a")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+    processes = [subprocess.Popen([*arguments, str(first)], **pipes) for first in (100, 200, 300)]  # type: ignore[call-overload]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == b"ready\n"
+        for process in processes:
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+        for process in processes:
+            process.communicate(timeout=100)
+            assert process.returncode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stdin.close()
+    array = np.asarray(gpuload.open(tmp_path / "a", device="cpu"))
+    assert sorted(array.tolist()) == [0, *(first + n for first in (100, 200, 300) for n in range(12))]
+    for first in (100, 200, 300):  # each in its own order
+        assert [n for n in array.tolist() if first <= n < first + 100] == list(range(first, first + 12))
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("shards", [None, (4, 6)])
 @pytest.mark.parametrize("axis", [0, 1, -1])
