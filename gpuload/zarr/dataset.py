@@ -41,6 +41,11 @@ class Dataset(Mapping[str, "Array | Dataset"]):
     def device(self) -> str:
         return self._source.device.name
 
+    @property
+    def source(self) -> Source:
+        """Where it is and how it was opened."""
+        return self._source
+
     def __getitem__(self, name: str) -> Array | Dataset:
         """The array or group `name`.
 
@@ -92,6 +97,17 @@ class Dataset(Mapping[str, "Array | Dataset"]):
         close = difflib.get_close_matches(rest, names, 1)
         what = f"Did you mean {close[0]!r}?" if close else f"It holds: {formatting.listed(names)}"
         return f"{source!r} has no {rest!r}. {what}"
+
+    def to_xarray(self, **options: Any) -> Any:
+        """As an `xarray.Dataset` that reads where this does: `xarray.open_dataset` with ``engine="gpuload"``.
+
+        Parameters
+        ----------
+        options
+            Those of `xarray.open_dataset`: ``chunks={}`` for dask, ``decode_times=False``, ``group``, ...
+        """
+        # By name, because the engine stands above this package.
+        return importlib.import_module("gpuload.xarray").to_xarray(self, **options)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_compat.child_names(self._zarr, self._source.path))

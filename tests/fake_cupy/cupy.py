@@ -242,7 +242,37 @@ class ndarray:
             return result
         return ndarray(self.host[key] if key != () else self.host[...], self.memory)
 
+    def _made(self, what, dtype, function):
+        result = empty(self.shape, dtype)
+        source, target = self.host, result.host
+        get_current_stream().enqueue(what, lambda: target.__setitem__(..., function(source)))
+        return result
+
+    def _changed(self, what, function):
+        target = self.host
+        get_current_stream().enqueue(what, lambda: function(target))
+        return self
+
+    def __eq__(self, other):
+        return self._made("equal", bool, lambda source: source == other)
+
+    __hash__ = None
+
+    def __or__(self, other):
+        return self._made("or", bool, lambda source: source | getattr(other, "host", other))
+
+    __ror__ = __or__
+
+    def __imul__(self, factor):
+        return self._changed("multiply", lambda target: np.multiply(target, factor, out=target))
+
+    def __iadd__(self, offset):
+        return self._changed("add", lambda target: np.add(target, offset, out=target))
+
     def __setitem__(self, key, value):
+        if isinstance(key, ndarray):
+            self._changed("mask", lambda target: target.__setitem__(key.host, value))
+            return
         target = self.host[key if isinstance(key, tuple) else (key,)] if key is not ... else self.host
         source = value.host if isinstance(value, ndarray) else value
         get_current_stream().enqueue("set", lambda: target.__setitem__(..., source))
