@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuload import dask, errors, widgets, zarr
     from gpuload.checks import doctor
     from gpuload.engine.plain import RegisteredFile
+    from gpuload.widgets.progress import progress
     from gpuload.zarr import Array, Dataset
     from gpuload.zarr.open import open  # noqa: A004 - zarr and h5py call it so
     from gpuload.zarr.save import save
@@ -36,6 +37,7 @@ __all__ = [
     "doctor",
     "errors",
     "open",
+    "progress",
     "report",
     "save",
     "trace",
@@ -52,6 +54,7 @@ _LAZY = {
     "doctor": "gpuload.checks",
     "errors": "gpuload.errors",
     "open": "gpuload.zarr",
+    "progress": "gpuload.widgets.progress",
     "save": "gpuload.zarr",
     "widgets": "gpuload.widgets",
     "zarr": "gpuload.zarr",

@@ -25,7 +25,7 @@ from gpuload.backends.base import DirectBackend, Moved
 from gpuload.config import flag, integer
 from gpuload.engine.calls import Calls, Round, calls
 from gpuload.engine.calls import stop as stop_calls
-from gpuload.engine.direct import DirectPlan, Ranges
+from gpuload.engine.direct import DirectPlan, Ranges, Staged
 from gpuload.engine.plan import ReadRequest
 from gpuload.engine.scatter import DeviceSink
 from gpuload.errors import ChunkReadError, ChunkSizeError, StrictError, VendorError
@@ -200,6 +200,7 @@ class DirectRead:
         self._calls: Calls = calls(integer("fastpath.threads"))
         self._reads: deque[_Reads] = deque()
         self._sink: DeviceSink | None = None
+        self._staged: Staged | None = None
 
     def run(self) -> None:
         """Read it all; the result is ready for whatever the caller's current stream does next.
@@ -221,6 +222,7 @@ class DirectRead:
             raise Unsuited(Reason.UNALIGNED_MEMORY)  # no scratch is large enough to put it in place from
         if self._strict and plan.only_tail:
             raise StrictError(Reason.TAIL, "less than one block of a file is wanted of it, or there")
+        self._staged = plan.staged
         try:
             if plan.staged is not None:
                 self._sink = DeviceSink(plan.staged, self.device)
@@ -285,6 +287,8 @@ class DirectRead:
         reads = self._reads[0]
         reads.complete()
         reads.tell()
+        if self.request.task is not None:
+            self.request.task.add(self._worth(reads))
         if reads.slot is not None:
             assert self._sink is not None
             event = self._sink.place_from(reads.slot.pointer, *reads.pieces)
@@ -294,6 +298,14 @@ class DirectRead:
             return 1
         self._reads.popleft()
         return 0
+
+    def _worth(self, reads: _Reads) -> int:
+        """Bytes of the result that these reads bring."""
+        staged = self._staged
+        if reads.slot is None or staged is None:
+            return int((reads.ranges.wanted + reads.ranges.tail).sum())
+        first, last = reads.pieces
+        return int(staged.pieces.count[first:last].prod(axis=1).sum()) * staged.unit
 
     def why(self, ranges: Ranges, row: int, error: Exception | None) -> Reason:
         """Why the fallback may read what a range lacks.

@@ -46,6 +46,7 @@ class Ledger:
 
     def note(self, batch: Batch) -> None:
         """A batch was read."""
+        self.advance(*self.plan.batches.bounds[batch.index : batch.index + 2].tolist())
         if not self._heard:
             return
         rows = _rows(batch)
@@ -60,6 +61,12 @@ class Ledger:
             self._count += len(rows.key)
             if self._count >= _PUBLISH_ROWS or monotonic() - self._last > _PUBLISH_SECONDS:
                 self._publish()
+
+    def advance(self, first: int, last: int) -> None:
+        """These pieces of the plan need no more reading."""
+        plan = self.plan
+        if plan.request.task is not None:
+            plan.request.task.add(int(plan.pieces.count[first:last].prod(axis=1).sum()) * plan.unit)
 
     def fill(self, pieces: Int64) -> None:
         """These pieces of the plan got the fill value."""

@@ -21,6 +21,7 @@ from gpuload.planning.batch import Batches, batch, parts
 from gpuload.planning.grid import Pieces
 from gpuload.planning.placement import collapse
 from gpuload.request import Int64, Reason
+from gpuload.tasks import Task
 
 _ALIGN = 64
 
@@ -71,6 +72,8 @@ class ReadRequest:
         Fastpath backends that were passed over, each with its reason.
     strict
         Raise an error where the fastpath does not serve; None: as configured.
+    task
+        Whose progress this read is, in bytes of the result; None: nobody watches.
     """
 
     root: Root
@@ -89,6 +92,7 @@ class ReadRequest:
     reason: Reason | None = None
     declined: Mapping[str, Reason] = field(default_factory=dict)
     strict: bool | None = None
+    task: Task | None = None
 
     def part(self, chunks: npt.NDArray[np.bool_]) -> ReadRequest:
         """The same request for some of its chunks (bool (m,)) only."""

@@ -246,6 +246,7 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
     if plan.live < len(plan.pieces):
         sink.fill(plan.live, len(plan.pieces))
         job.ledger.fill(np.arange(plan.live, len(plan.pieces)))
+        job.ledger.advance(plan.live, len(plan.pieces))
     try:
         _run(io, job)
         if not job.inline:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuload import events
+from gpuload import events, tasks
 from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
 from gpuload.files.root import Root
@@ -57,6 +57,9 @@ def read_foreign(
                 nbytes += np.size(box[chunk.place]) * layout.dtype.itemsize
         if missing:
             events.publish(Filled(missing, nbytes))
+        task = tasks.current()
+        if task is not None:
+            task.add(sum(np.size(box[chunk.place]) for chunk in wave) * layout.dtype.itemsize)
 
 
 def _decode(

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuload import tasks
 from gpuload.config import flag
 from gpuload.errors import ChunkDecodeError, ConfigError, ExistsError
 from gpuload.files.paths import path_of, place_of
@@ -24,6 +25,7 @@ from gpuload.files.writer import Writer
 from gpuload.planning.aligned import DIRECT_ALIGN
 from gpuload.planning.axis import AxisRange
 from gpuload.planning.selection import Selection
+from gpuload.tasks import Task
 from gpuload.zarr import _compat
 from gpuload.zarr.create import Form, Plan, make_place, plan_array, write_documents
 from gpuload.zarr.pack_journal import NAME, Journal, Stat, discard
@@ -190,8 +192,10 @@ def pack(
     _check_apart(os.fspath(store.root), place)
     _prepare(place, overwrite=overwrite)
     total = sum(work.itemsize * math.prod(work.node.layout.shape) for work in works)
-    report = _Reporter(progress, total)
-    with Journal(place, _description(store, nodes, chunks, shards, codec, align)) as journal:
+    description = _description(store, nodes, chunks, shards, codec, align)
+    words, steps = f"packing {os.path.basename(place)}", 1 + verify
+    with Journal(place, description) as journal, tasks.work(words, steps * total) as task:
+        report = _Reporter(progress, total, task)
         made = DeviceStore(place)
         shards_done = skipped = 0
         for work in works:
@@ -277,14 +281,16 @@ def _description(
 class _Reporter:
     """Counts bytes, and tells `progress`."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None, total: int) -> None:
+    def __init__(self, progress: Callable[[Progress], None] | None, total: int, task: Task) -> None:
         self._progress, self._total, self._done, self._verifying = progress, total, 0, False
+        self._task = task
 
     def begin_verifying(self) -> None:
         self._done, self._verifying = 0, True
 
     def add(self, array: str, nbytes: int) -> None:
         self._done += nbytes
+        self._task.add(nbytes)
         if self._progress is not None:
             self._progress(Progress(self._done, self._total, array, self._verifying))
 
@@ -315,10 +321,15 @@ def _pack_array(
 
 def _side_by_side(function: Callable[[Selection], Any], boxes: Iterator[Selection]) -> Iterator[tuple[Selection, Any]]:
     """`function` for each box, a few at a time; results as they come. After an error nothing new is begun."""
+
+    def inside(box: Selection) -> Any:
+        with tasks.part_of(Task("", 0)):  # what is read here is a part of the pack
+            return function(box)
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         running: dict[Future[Any], Selection] = {}
         for box in boxes:
-            running[pool.submit(function, box)] = box
+            running[pool.submit(inside, box)] = box
             if len(running) >= _AT_ONCE:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:

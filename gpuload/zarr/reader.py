@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuload import tasks
 from gpuload.config import flag, integer
 from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkReadError, StrictError
@@ -42,6 +44,13 @@ class Reader:
         """
         if 0 in selection.box:
             return
+        if not tasks.watched():
+            self._fill(selection, out)
+            return
+        with tasks.work(f"reading {self._source.name}", math.prod(selection.box) * self._layout.dtype.itemsize):
+            self._fill(selection, out)
+
+    def _fill(self, selection: AnySelection, out: Any) -> None:
         source, layout = self._source, self._layout
         source.root.refresh()
         on_host = isinstance(out, np.ndarray)
@@ -53,7 +62,7 @@ class Reader:
             raise StrictError(self._foreign_reason(on_host), f"{source!r} is decoded by zarr-python on the host")
         if not on_host:
             host = np.empty(selection.shape, layout.dtype)
-            self.fill(selection, host)
+            self._fill(selection, host)
             native = host.astype(layout.dtype.newbyteorder("="), copy=False)
             copy_to_device(native.view(device_dtype(layout.dtype)), out)
             return
@@ -173,6 +182,7 @@ class Reader:
             fill=layout.fill,
             out=box,
             reason=self._reason(box),
+            task=tasks.current(),
         )
 
     def _read(self, request: ReadRequest, present: Sequence[bool] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import zarr
@@ -49,6 +50,11 @@ class Source:
     @property
     def root(self) -> Root:
         return self.store.directory
+
+    @property
+    def name(self) -> str:
+        """What people call the node: its path, or the name of the store at the root."""
+        return self.path or os.path.basename(self.root.path.rstrip("/"))
 
     @property
     def prefix(self) -> str:

@@ -66,6 +66,11 @@ class Lab:
         request = urllib.request.Request(f"{self.url}{path}", headers=headers, method="DELETE")
         urllib.request.urlopen(request, timeout=PATIENCE).close()
 
+    def post(self, path: str) -> None:
+        headers = {"Authorization": f"token {self.token}"}
+        request = urllib.request.Request(f"{self.url}{path}", headers=headers, method="POST")
+        urllib.request.urlopen(request, timeout=PATIENCE).close()
+
     def kernel_ready(self, name: str) -> bool:
         """Whether the notebook's kernel is idle and a page is connected to it."""
         for session in self.get("api/sessions"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,12 +223,7 @@ with gpuload.trace() as trace:
         assert evil in page.locator(f"{ROWS} td:last-child").first.inner_text()
         assert page.locator(".gpuload-place:has(> .gpuload-report)").count() == 1  # the one that was closed
         assert page.locator("img[src=x]").count() == 0
-        restarted = urllib.request.Request(
-            f"{book.lab.url}api/kernels/{book.kernel()}/restart",
-            headers={"Authorization": f"token {book.lab.token}"},
-            method="POST",
-        )
-        urllib.request.urlopen(restarted, timeout=60).close()
+        book.lab.post(f"api/kernels/{book.kernel()}/restart")
         book.wait(lambda: book.lab.kernel_ready(book.name), "the kernel, started anew")
         # The views of the kernel that is gone stay as they are.
         assert page.locator(f"{VIEW}[data-state=ended]").count() == 3

@@ -115,3 +115,49 @@ def test_a_store_shows_its_tree(notebook: Open, screenshots: Path, width: int) -
         page.locator(VIEW).screenshot(path=screenshots / f"storeview-{theme.lower()}-{width}.png")
     assert book.errors == []
     assert book.foreign == []
+
+
+# A task without an end, so that nothing hangs on how fast it is: it is stopped by the kernel's interrupt.
+PROGRESS = f"""\
+import gpuload, numpy, zarr
+from pathlib import Path
+from gpuload import tasks
+
+name = {EVIL!r} + "{{name}}"
+zarr.create_array(name + ".zarr", data=numpy.ones((64, 64), "f4"), chunks=(8, 8), compressors=None, overwrite=True)
+array = gpuload.open(name + ".zarr", device="cpu")
+with gpuload.progress(after=0), tasks.work(f"reading {{{{name}}}}", 400 * array.nbytes) as task:
+    while True:
+        with tasks.part_of(task if task.done < 300 * array.nbytes else tasks.Task("", 0)):
+            array[...]
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_progress_moves_while_the_cell_runs_and_the_interrupt_stops_it(
+    notebook: Open, screenshots: Path, width: int
+) -> None:
+    book = notebook(PROGRESS.format(name=width), width=width)
+    page = book.page
+    book.command("application:toggle-left-area")
+    book.run_all()
+    own = page.locator(f"{VIEW} .gpuload-progress[data-state=running]")
+    own.wait_for()
+    book.wait(lambda: "75 % of 6.55 MB" in own.inner_text(), "three quarters")
+    assert page.locator(".jp-InputPrompt", has_text="[*]").count() > 0
+    book.lab.post(f"api/kernels/{book.kernel()}/interrupt")
+    book.wait_idle()
+    ended = page.locator(".gpuload-progress[data-state=interrupted]")
+    ended.wait_for()
+    assert page.locator(".gpuload-progress").count() == 1
+    assert "interrupted after" in ended.inner_text()
+    assert EVIL in ended.inner_text()
+    assert page.locator("img[src=x]").count() == 0
+    assert "KeyboardInterrupt" in page.locator(".jp-OutputArea").first.inner_text()
+    for theme in ("Light", "Dark"):
+        book.theme(f"JupyterLab {theme}")
+        place = page.locator(".gpuload-place").first
+        assert page.evaluate(CUT, ".gpuload-place") == []
+        place.screenshot(path=screenshots / f"progress-{theme.lower()}-{width}.png")
+    assert book.errors == []
+    assert book.foreign == []

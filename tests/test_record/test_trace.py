@@ -138,6 +138,7 @@ def test_a_trace_shows_itself_as_its_summary_does(block: Make) -> None:
     summary = shown.summary()
     assert str(shown) == repr(shown) == str(summary)
     assert shown._repr_html_() == summary._repr_html_()
+    assert shown._repr_mimebundle_() == {"text/plain": str(summary), "text/html": summary._repr_html_()}
     assert json.loads(shown.to_json()) == summary.to_dict()
     console = Console(width=100)
     with console.capture() as capture:
