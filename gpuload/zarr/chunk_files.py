@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuload.files.root import Root
+from gpuload.files.root import Root, irregular
 from gpuload.files.writer import is_temporary
 from gpuload.request import Int64
 from gpuload.zarr._compat import Description
@@ -36,18 +36,34 @@ def chunk_files(root: Root, prefix: str, description: Description, most: int | N
 
     With `most` the listing ends when it has about so many, or has looked at `_PATIENCE` times as many entries; of no
     directory are there looked at more than that.
+
+    Raises
+    ------
+    NotRegularFileError
+        A directory, a FIFO or the like where a chunk should be.
     """
-    is_chunk = _test(description)
+    is_chunk, any_name = _test(description)
+    level, rest = _lonely(description)
     keys: list[str] = []
     sizes: list[int] = []
     directories = [prefix]
     complete, most = True, sys.maxsize if most is None else most
     patience = _PATIENCE * most
+
+    def take(key: str, status: os.stat_result) -> None:
+        special = irregular(key, status)
+        if special is not None:
+            raise special
+        keys.append(key)
+        sizes.append(status.st_size)
+
     while directories:
         if len(keys) >= most or patience <= 0:
             complete = False
             break
         at = directories.pop()
+        depth = at.count("/") - prefix.count("/")
+        lonely: list[str] = []
         try:
             fd = root.open(at or ".", os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -57,6 +73,10 @@ def chunk_files(root: Root, prefix: str, description: Description, most: int | N
                 for entry in itertools.islice(scanned, most):
                     patience -= 1
                     key = at + entry.name
+                    name = key[len(prefix) :]
+                    if depth == level and is_chunk(name + rest):
+                        lonely.append(key + rest)
+                        continue
                     if entry.is_symlink():  # only the root knows whether it may be followed
                         status = root.stat(key)
                         if status is None:
@@ -64,31 +84,52 @@ def chunk_files(root: Root, prefix: str, description: Description, most: int | N
                         directory = stat.S_ISDIR(status.st_mode)
                     else:
                         directory, status = entry.is_dir(follow_symlinks=False), None
-                    if directory:
-                        # A key has a component for each dimension and its prefix: nothing of the array is deeper.
-                        if key.count("/") - prefix.count("/") <= len(description.shape):
-                            directories.append(f"{key}/")
-                        continue
-                    if entry.name in DOCUMENTS or is_temporary(entry.name) or not is_chunk(key[len(prefix) :]):
-                        continue
-                    keys.append(key)
-                    sizes.append((status or entry.stat(follow_symlinks=False)).st_size)
+                    chunk = entry.name not in DOCUMENTS and not is_temporary(entry.name) and is_chunk(name)
+                    if chunk and not (directory and any_name):
+                        take(key, status or entry.stat(follow_symlinks=False))
+                    # A key has a component for each dimension and its prefix: nothing of the array is deeper.
+                    elif directory and depth < len(description.shape) + 1:
+                        directories.append(f"{key}/")
                 complete = complete and next(scanned, None) is None
         finally:
             os.close(fd)
+        for key, found in zip(lonely, root.stats(lonely), strict=True):
+            if found is not None:
+                take(key, found)
     return ChunkFiles(keys, np.array(sizes, np.int64), complete)
 
 
-def _test(description: Description) -> Callable[[str], bool]:
-    """Whether a key, relative to the array, is that of a chunk inside its grid."""
-    separator, head = description.separator, description.key_prefix
-    counts = [
+def _lonely(description: Description) -> tuple[int, str]:
+    """From which level of directories on each directory has one chunk at most, and the rest of the key of that chunk.
+
+    Such chunks are asked for by their keys: to list a directory or two for each of them would take several times as
+    long. Level -1: there is none.
+    """
+    counts = _counts(description)
+    if description.separator != "/" or not counts:
+        return -1, ""
+    levels = [1, *counts] if description.key_prefix else counts
+    last = max((level for level, count in enumerate(levels) if count > 1), default=0)
+    return (last, "/0" * (len(levels) - 1 - last)) if last < len(levels) - 1 else (-1, "")
+
+
+def _counts(description: Description) -> list[int]:
+    """Chunks along each dimension."""
+    return [
         -(-n // edge) if isinstance(edge, int) else len(edge)
         for n, edge in zip(description.shape, description.chunk_edges, strict=True)
     ]
-    if separator is None or not counts:
-        only = description.encode_key(()) if not counts else None
-        return lambda key: only is None or key == only
+
+
+def _test(description: Description) -> tuple[Callable[[str], bool], bool]:
+    """Whether a key, relative to the array, is that of a chunk inside its grid; and whether any name may be one."""
+    separator, head = description.separator, description.key_prefix
+    counts = _counts(description)
+    if not counts:
+        only = description.encode_key(())
+        return lambda key: key == only, False
+    if separator is None:
+        return lambda key: True, True
     start = f"{head}{separator}" if head else ""
 
     def is_chunk(key: str) -> bool:
@@ -99,4 +140,4 @@ def _test(description: Description) -> Callable[[str], bool]:
             part.isascii() and part.isdigit() and int(part) < count for part, count in zip(parts, counts, strict=True)
         )
 
-    return is_chunk
+    return is_chunk, False

@@ -26,7 +26,7 @@ from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
 from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
-from gpuload.zarr.layout import Road
+from gpuload.zarr.layout import Layout, Road
 from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
@@ -109,7 +109,8 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
     StoreError
         What cannot be opened.
     ChunkError
-        A shard whose index cannot be right.
+        What cannot be a chunk: a file of another size than chunks without codecs have, a directory or a FIFO; a shard
+        whose index cannot be right.
     """
     place = path_of(path)
     store = DeviceStore(os.path.abspath(place), read_only=True)
@@ -138,6 +139,8 @@ def _inspect(array: Array, command: str, most: int | None = None) -> tuple[Array
         file, offset, size = np.arange(len(files.keys)), np.zeros(len(files.keys), np.int64), files.size
     else:
         file, offset, size = _inner_chunks(source.root, files, layout.index)
+    if layout.road is Road.RAW:
+        _check_sizes(files.keys, file, size, layout)
     total = int(size.sum())
     reasons: dict[Reason, int] = {}
     fast = 0
@@ -166,6 +169,16 @@ def _inspect(array: Array, command: str, most: int | None = None) -> tuple[Array
         pack=command if any(reason in reasons for reason in _MENDED) else None,
     )
     return found, files.complete
+
+
+def _check_sizes(keys: list[str], file: Int64, size: Int64, layout: Layout) -> None:
+    """Refuse chunks of another size than all must have where nothing is encoded, as a read of them does."""
+    assert layout.form is not None
+    wrong = size != layout.form.nbytes
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        hint = "" if layout.index is None else "in the index of the shard, for an inner chunk without codecs"
+        raise ChunkSizeError(keys[file[at]], layout.form.nbytes, int(size[at]), hint)
 
 
 def _inner_chunks(root: Root, files: ChunkFiles, form: IndexForm) -> tuple[Int64, Int64, Int64]:

@@ -17,7 +17,7 @@ from zarr.codecs import BytesCodec, ShardingCodec
 import gpuload.zarr
 from gpuload import events
 from gpuload.cli import main
-from gpuload.errors import ChunkSizeError, NotZarrError
+from gpuload.errors import ChunkSizeError, NotRegularFileError, NotZarrError
 from gpuload.request import Reason, Served
 from gpuload.zarr import inspect as module_function
 from gpuload.zarr.inspect import ArrayInspection
@@ -158,6 +158,80 @@ def test_an_index_that_cannot_be_right(tmp_path: Path) -> None:
         one(tmp_path / "a")
     with pytest.raises(NotZarrError):
         module_function(tmp_path)
+
+
+LAYOUTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "c/1/0/0"),
+    ({"chunk_key_encoding": {"name": "default", "separator": "."}}, "c.1.0.0"),
+    ({"chunk_key_encoding": {"name": "v2", "separator": "/"}}, "1/0/0"),
+    ({"zarr_format": 2}, "1.0.0"),
+    ({"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}}, "1/0/0"),
+]
+
+
+@pytest.mark.parametrize(("options", "key"), LAYOUTS)
+@pytest.mark.parametrize("chunks", [(1, 4, 4), (1, 4, 2), (1, 2, 4), (2, 4, 4)])
+def test_chunks_in_directories_of_their_own(tmp_path: Path, options: Any, key: str, chunks: Any) -> None:
+    made = {"shape": (5, 4, 4), "chunks": chunks, "dtype": "f4", "compressors": None, "fill_value": 0, **options}
+    array = zarr.create_array(str(tmp_path / "g"), name="a", **made)
+    array[:2] = 1
+    array[4:] = 1  # the chunks between are missing
+    assert one(tmp_path / "g").fallback_bytes == {1: 3 * 64, 2: 2 * 128}[chunks[0]]
+
+
+@pytest.mark.parametrize(("options", "key"), LAYOUTS)
+@pytest.mark.parametrize("special", ["fifo", "directory"])
+def test_what_is_no_file_where_a_chunk_should_be(tmp_path: Path, options: Any, key: str, special: str) -> None:
+    made = {"shape": (5, 4, 4), "chunks": (1, 4, 4), "dtype": "f4", "compressors": None, **options}
+    array = zarr.create_array(str(tmp_path / "a"), **made)
+    array[...] = 1
+    path = tmp_path / "a" / key
+    path.unlink()
+    if special == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(NotRegularFileError, match=key):
+        one(tmp_path / "a")
+    with pytest.raises(NotRegularFileError, match=key):
+        gpuload.open(tmp_path / "a", device="cpu")[...]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("change", [-4, 4])
+def test_a_file_of_another_size(tmp_path: Path, change: int) -> None:
+    zarr.create_array(str(tmp_path / "a"), data=VALUE, chunks=(1, 37, 49), compressors=None)
+    path = tmp_path / "a" / "c" / "3" / "0" / "0"
+    path.write_bytes((path.read_bytes() + bytes(4))[: 7252 + change])
+    with pytest.raises(ChunkSizeError, match=rf"c/3/0/0.*expected 7252 bytes, found {7252 + change}"):
+        one(tmp_path / "a")
+    with pytest.raises(ChunkSizeError):
+        gpuload.open(tmp_path / "a", device="cpu")[...]  # type: ignore[index]
+
+
+def test_an_inner_chunk_of_another_size(tmp_path: Path) -> None:
+    serializer = ShardingCodec(chunk_shape=(1, 37, 49), codecs=[BytesCodec()], index_codecs=[BytesCodec()])
+    zarr.create_array(str(tmp_path / "a"), data=VALUE, chunks=(5, 37, 49), serializer=serializer, compressors=None)
+    path = tmp_path / "a" / "c" / "0" / "0" / "0"
+    raw = bytearray(path.read_bytes())
+    raw[-8:] = (7248).to_bytes(8, "little")
+    path.write_bytes(raw)
+    with pytest.raises(ChunkSizeError, match=r"c/0/0/0.*expected 7252 bytes, found 7248; in the index"):
+        one(tmp_path / "a")
+    with pytest.raises(ChunkSizeError):
+        gpuload.open(tmp_path / "a", device="cpu")[...]  # type: ignore[index]
+
+
+def test_no_directory_is_listed_for_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr.create_array(str(tmp_path / "a"), data=np.ones((30, 4, 4)), chunks=(1, 4, 4), compressors=None)
+    listed, scandir = [], os.scandir
+
+    def counted(place: Any) -> Any:
+        listed.append(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    assert one(tmp_path / "a").fallback_bytes == 30 * 128
+    assert len(listed) == 2
 
 
 def test_command(tmp_path: Path) -> None:

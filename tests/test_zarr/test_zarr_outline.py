@@ -78,7 +78,7 @@ def test_no_chunk_is_read(tmp_path: Path, shards: Any) -> None:
 
 
 def test_a_huge_array_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = zarr.create_array(tmp_path / "a.zarr", shape=(10**6, 2), chunks=(1, 1), dtype="f4", compressors=None)
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(10**6, 2048), chunks=(1, 1024), dtype="f4", compressors=None)
     folder = tmp_path / "a.zarr/c"
     for row in range(600):
         (folder / str(row)).mkdir(parents=True)
