@@ -16,6 +16,7 @@ from gpuload.zarr.layout import Road, layout_of
 
 _ARRAY = ("zarr.json", ".zarray")
 _MOST = 1000  # arrays that are remembered
+_LARGEST = 64 << 20  # bytes of a document that is looked at, as `Source` has it
 _Identity = tuple[int, int, int, int]
 
 
@@ -44,12 +45,19 @@ class HostKeys:
         known = self._known.get(document)
         if known is not None and known[0] == identity:
             return known[1]
-        with os.fdopen(root.open(document), "rb") as file:
-            found = _is_decoded_on_host(file.read())
+        found = status.st_size <= _LARGEST and _is_decoded_on_host(_read(root, document))
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[document] = (identity, found)
         return found
+
+
+def _read(root: Root, document: str) -> bytes:
+    try:
+        with os.fdopen(root.open(document), "rb") as file:
+            return file.read(_LARGEST)
+    except OSError:  # gone since, or a directory: the chunk's own read says what there is to say
+        return b""
 
 
 def _is_decoded_on_host(document: bytes) -> bool:

@@ -137,6 +137,16 @@ def test_an_array_that_is_made_anew_is_looked_at_anew(tmp_path: Path, zarr_on_gp
     assert kinds == [gpu.Buffer, cpu.Buffer]
 
 
+@pytest.mark.parametrize("document", [b"", b"[]", b"{", b'{"zarr_format": 3}', b'{"zarr_format": 2}', None])
+def test_a_document_that_is_none(tmp_path: Path, zarr_on_gpu: ModuleType, document: bytes | None) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(b"abc")
+    (tmp_path / "zarr.json").mkdir() if document is None else (tmp_path / "zarr.json").write_bytes(document)
+    buffer = DeviceStore(tmp_path).get_sync("c/0", prototype=gpu.buffer_prototype)
+    assert type(buffer) is gpu.Buffer
+    assert buffer.to_bytes() == b"abc"
+
+
 def test_keys_of_several_arrays_at_a_time(tmp_path: Path, zarr_on_gpu: ModuleType) -> None:
     for name, codec in (("a", None), ("b", ZstdCodec())):
         zarr.create_array(str(tmp_path), name=name, data=np.arange(5, dtype="i2"), compressors=codec)
