@@ -14,7 +14,7 @@ from gpuload.errors import ConfigError
 
 DEFAULTS: dict[str, Any] = {
     "device": "auto",  # "auto" | "cpu" | "cuda:N"
-    "backend": None,  # force one backend: "io_uring" | "posix" | "hipfile"
+    "backend": None,  # force one backend: "io_uring" | "posix" | "hipfile" | "cufile"
     "strict": False,  # every fallback becomes a StrictError
     "follow_links": False,  # let links below a store's root leave it
     "durable": False,  # what is written is on the drive before the call returns

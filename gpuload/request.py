@@ -71,7 +71,7 @@ class Served:
     Parameters
     ----------
     backend
-        Name of the backend that moved the bytes: ``"io_uring"``, ``"posix"``, later ``"hipfile"``, ``"cufile"``.
+        Name of the backend that moved the bytes: ``"io_uring"``, ``"posix"``, ``"hipfile"``, ``"cufile"``.
     read_path, reason, decode
         `reason` says why the fastpath did not serve; None on the fastpath itself.
     declined

@@ -110,30 +110,62 @@ def fake_hipfile(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     Every file system is good enough for it.
     """
-    from gpuload.backends import hipfile, registry
-    from gpuload.bindings import hipfile as bindings
+    yield from _fake_vendor(fake_cupy, monkeypatch, "hipfile")
+
+
+@pytest.fixture
+def fake_cufile(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`fake_hipfile` in NVIDIA's dress, behind the calls of cuda.bindings.cufile; see `fake_cupy/cufile.py`."""
+    yield from _fake_vendor(fake_cupy, monkeypatch, "cufile")
+
+
+@pytest.fixture(params=["hipfile", "cufile"])
+def fake_vendor(
+    request: pytest.FixtureRequest, fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
+    """`fake_hipfile`, then `fake_cufile`."""
+    yield from _fake_vendor(fake_cupy, monkeypatch, request.param)
+
+
+def _fake_vendor(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[ModuleType]:
+    from gpuload.backends import cufile, hipfile, registry, vendor
+    from gpuload.bindings import cufile as cufile_bindings
+    from gpuload.bindings import hipfile as hipfile_bindings
     from gpuload.bindings import runtime
     from gpuload.engine import fastpath
     from gpuload.files.geometry import Geometry
+    from gpuload.files.handle import FileHandle
 
-    module = _module("fake_hipfile", Path(__file__).parent / "fake_cupy" / "hipfile.py")
+    folder = Path(__file__).parent / "fake_cupy"
+    module = _module("fake_hipfile", folder / "hipfile.py")
     library = module.Library(fake_cupy)
-    module.fake = library
-    monkeypatch.setattr(fake_cupy.cuda.runtime, "is_hip", True)
-    monkeypatch.setattr(bindings, "load", lambda: library)
-    monkeypatch.setattr(runtime, "hip", lambda: None)
-    monkeypatch.setattr(runtime, "has_call", lambda name: True)
+    module.fake, module.name = library, name
     monkeypatch.setattr(runtime, "is_plain_device_memory", lambda cupy, pointer: not library.managed)
-    monkeypatch.setattr(hipfile, "direct_reason", lambda geometry: library.file_system)
-    monkeypatch.setattr(hipfile, "reopen_unbuffered", module.reopen_unbuffered)
+    monkeypatch.setattr(vendor, "direct_reason", lambda geometry: library.file_system)
+    monkeypatch.setattr(vendor, "reopen_unbuffered", module.reopen_unbuffered)
     monkeypatch.setattr(Geometry, "direct_offset_align", module.BLOCK)
     monkeypatch.setattr(Geometry, "direct_mem_align", module.BLOCK)
-    monkeypatch.delenv(hipfile.ALLOW, raising=False)
-    for forget in (registry.forget, hipfile.backend.cache_clear):
+    for variable in (hipfile.ALLOW, cufile.ALLOW, cufile_bindings.LOG):
+        monkeypatch.delenv(variable, raising=False)
+    forgetting = [registry.forget, hipfile.backend.cache_clear, cufile.backend.cache_clear, cufile_bindings.forget]
+    if name == "hipfile":
+        module.allow = hipfile.ALLOW
+        monkeypatch.setattr(fake_cupy.cuda.runtime, "is_hip", True)
+        monkeypatch.setattr(hipfile_bindings, "load", lambda: library)
+        monkeypatch.setattr(runtime, "hip", lambda: None)
+        monkeypatch.setattr(runtime, "has_call", lambda name: True)
+    else:
+        module.allow = cufile.ALLOW
+        module.bindings = _module("fake_cufile", folder / "cufile.py").Module(library)
+        monkeypatch.setitem(sys.modules, "cuda.bindings.cufile", module.bindings)
+        monkeypatch.setattr(cufile_bindings, "_symbols", lambda: module.bindings.symbols)
+        # Blocks of 64 bytes cannot be read past the page cache.
+        monkeypatch.setattr(FileHandle, "unbuffered_fd", property(lambda self: self.buffered_fd))
+    for forget in forgetting:
         forget()
     yield module
     fastpath.stop()
-    for forget in (registry.forget, hipfile.backend.cache_clear):
+    for forget in forgetting:
         forget()
     library.check_closed()
 

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from glob import escape as glob_escape
+from glob import glob
 
-from gpuload.backends import hipfile, posix, uring
+from gpuload.backends import cufile, hipfile, posix, uring
 from gpuload.backends.base import Availability, Backend, DirectBackend
 from gpuload.bindings.runtime import Vendor, vendor
 from gpuload.config import config, integer, integer_or_none
@@ -55,9 +57,10 @@ ENTRIES = (
 )
 
 
-DIRECT = {Vendor.AMD: DirectEntry("hipfile", hipfile.availability, hipfile.backend)}
-NOT_DRIVEN = "this version of gpuload drives no cuFile (NVIDIA) yet"
-_PACKAGES = ("rocm",)  # those that bring a vendor's library
+DIRECT = {
+    Vendor.AMD: DirectEntry("hipfile", hipfile.availability, hipfile.backend),
+    Vendor.NVIDIA: DirectEntry("cufile", cufile.availability, cufile.backend),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ def available(name: str) -> Availability:
     return _refused.get(name) or _asked(name)
 
 
+def refuse(error: BackendUnavailableError) -> None:
+    """Note that a backend which looked usable is not, for this process."""
+    _refused[error.backend] = Availability(error.reason, error.detail)
+
+
 def forget() -> None:
     """Ask again, the next time."""
     _refused.clear()
@@ -131,7 +139,7 @@ def make(name: str) -> Backend:
     try:
         return _fallback(name).make()
     except BackendUnavailableError as error:
-        _refused[name] = Availability(error.reason, error.detail)
+        refuse(error)
         raise
     except RegistrationError as error:
         _refused[name] = Availability(error.reason or Reason.DRIVER_ERROR, str(error))
@@ -150,9 +158,7 @@ def fastpath(device: Device, forced: str | None = None) -> Fastpath:
     """
     if not isinstance(device, GpuDevice):
         return _host_fastpath()
-    entry = DIRECT.get(vendor(device.xp))
-    if entry is None:
-        return Fastpath(None, None, Reason.NO_LIBRARY, NOT_DRIVEN)
+    entry = DIRECT[vendor(device.xp)]
     if forced is not None and forced != entry.name:
         return Fastpath(None, entry.name, Reason.FORCED_OFF, f"the backend {forced!r} was asked for")
     state = available(entry.name)
@@ -164,7 +170,7 @@ def fastpath(device: Device, forced: str | None = None) -> Fastpath:
 def _host_fastpath() -> Fastpath:
     """Why bytes that go to the host do not go by the fastpath; loads no library to tell."""
     if not _vendor_package():
-        detail = "no library that reads into GPU memory is installed, as gpuload[rocm] brings it for AMD's GPUs"
+        detail = "nothing that reads into GPU memory is installed: gpuload[rocm] brings it for AMD, [cuda13] for NVIDIA"
         return Fastpath(None, None, Reason.NO_LIBRARY, detail)
     if gpus_seen() == 0:
         return Fastpath(None, None, Reason.NO_DEVICE, "CuPy sees no GPU")
@@ -173,7 +179,12 @@ def _host_fastpath() -> Fastpath:
 
 @cache
 def _vendor_package() -> bool:
-    return any(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+    """Whether a vendor's bindings are installed; none is imported to tell."""
+    if importlib.util.find_spec("rocm") is not None:
+        return True
+    spec = importlib.util.find_spec("cuda")  # a name that many packages share
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return any(glob(os.path.join(glob_escape(folder), "bindings", "cufile.*")) for folder in folders)
 
 
 def choose(forced: str | None = None) -> Choice:

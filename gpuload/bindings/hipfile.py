@@ -18,14 +18,7 @@ from gpuload.errors import BackendUnavailableError, VendorError
 from gpuload.request import Reason
 
 NAME = "hipfile"
-MAX_BYTES = 0x7FFFF000  # that one call moves: the kernel's limit of a read
-
-# hipFileOpError, of which these mean something of their own here
-NOT_SUPPORTED = 5008
-HIP_ERROR = 5011
-NOT_REGISTERED = 5027
-INTERNAL = 5030
-NO_DESCRIPTOR = 5031  # hipFileGetNewFDFailed
+HIP_ERROR = 5011  # hipFileOpError that has one of HIP beside it
 
 _NEEDED = (
     "hipFileBufDeregister",

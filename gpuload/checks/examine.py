@@ -92,9 +92,6 @@ def _backends(answers: Answers) -> dict[str, BackendState]:
     for name in (*store.FASTPATHS, *(entry.name for entry in registry.ENTRIES)):
         if name in found:
             continue
-        if name not in registry.names():
-            found[name] = BackendState(False, Reason.NO_LIBRARY, registry.NOT_DRIVEN)
-            continue
         said = answers.get(name)
         if said is None:
             found[name] = BackendState(False, Reason.DRIVER_ERROR, answers.why(name))

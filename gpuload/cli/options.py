@@ -38,7 +38,7 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="DEVICE",
         help="Where the result goes: auto, cpu or cuda:N.  [default: the configuration's, which is auto]",
     )
-    @click.option("--backend", metavar="NAME", help="Read with this backend only: io_uring, posix or hipfile.")
+    @click.option("--backend", metavar="NAME", help="Read with this backend only: io_uring, posix, hipfile or cufile.")
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     @functools.wraps(command)
     def wrapper(*args: Any, device: str | None, backend: str | None, **kwargs: Any) -> None:

@@ -176,11 +176,16 @@ def _divide(request: ReadRequest, device: Device, road: registry.Fastpath) -> No
 def _read_direct(request: ReadRequest, device: Device, backend: DirectBackend) -> Reason | None:
     """Serve a request whose files are eligible; returns why that could not be done."""
     assert isinstance(device, GpuDevice)
+    strict = bool(request.strict)
     try:
         doubt = backend.open()
+    except BackendUnavailableError as error:
+        registry.refuse(error)
+        if strict:
+            raise StrictError(error.reason, error.detail) from error
+        return error.reason
     except VendorError:
         return Reason.DRIVER_ERROR
-    strict = bool(request.strict)
     if strict and doubt is not None:
         raise StrictError(doubt, f"{backend.name} was opened by somebody else, or may take a detour")
     try:

@@ -7,7 +7,7 @@ from gpuload.request import Reason
 EXPLANATIONS: dict[Reason, str] = {
     Reason.NO_LIBRARY: (
         "No library that reads straight into GPU memory was found. On AMD, install gpuload[rocm] and ROCm's hipFile "
-        "(libhipfile.so, below ROCM_PATH). NVIDIA's cuFile is not driven by this version."
+        "(libhipfile.so, below ROCM_PATH); on NVIDIA, gpuload[cuda13] or gpuload[cuda12]."
     ),
     Reason.NO_DRIVER: (
         "The library is installed but what it stands on is not: on AMD a HIP runtime that has hipAmdFileRead, and the "

@@ -1,4 +1,4 @@
-"""The fastpath on fakes of CuPy and hipFile: what goes which way, byte for byte, whatever fails."""
+"""The fastpath on fakes of CuPy, hipFile and cuFile: what goes which way, byte for byte, whatever fails."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gpuload.request import ReadPath, Reason, Served
 
 Make = Callable[..., Any]
 BLOCK = 64
+VENDORS = ("hipfile", "cufile")
 SELECTIONS: list[Any] = [
     ...,
     (slice(3, 50, 7), slice(None, None, -1)),
@@ -67,22 +68,26 @@ def ways(served: list[Any]) -> dict[tuple[str, str, str | None], tuple[int, int,
 
 
 def by_fastpath(served: list[Any]) -> tuple[int, int, int]:
-    return ways(served).get(("fastpath", "hipfile", None), (0, 0, 0))
+    (found,) = [row for row in ways(served).items() if row[0][0] == "fastpath"] or [((), (0, 0, 0))]
+    return found[1]
 
 
 def by_fallback(served: list[Any]) -> dict[str | None, int]:
     """Moved bytes of the fallback by reason."""
     found: dict[str | None, int] = {}
     for (path, backend, reason), (_, _, moved) in ways(served).items():
-        if path == "fallback" and backend != "hipfile":
+        if path == "fallback" and backend not in VENDORS:
             found[reason] = found.get(reason, 0) + moved
     return found
 
 
-@pytest.fixture(params=[False, True], ids=["late", "eager"])
-def hip(request: pytest.FixtureRequest, fake_hipfile: ModuleType) -> ModuleType:
-    fake_hipfile.fake.cupy.eager = request.param
-    return fake_hipfile
+@pytest.fixture(params=["hipfile-late", "hipfile-eager", "cufile-late"])
+def hip(request: pytest.FixtureRequest) -> ModuleType:
+    """Either vendor's library, on a GPU that is late with its work or not."""
+    vendor, _, pace = request.param.partition("-")
+    fake: ModuleType = request.getfixturevalue(f"fake_{vendor}")
+    fake.fake.cupy.eager = pace == "eager"
+    return fake
 
 
 @pytest.mark.parametrize("kind", ["raw", "shard"])
@@ -131,21 +136,21 @@ def test_aligned_chunks_go_straight_into_the_result(hip: ModuleType, stored: Mak
     assert not hip.fake.buffers
 
 
-def test_a_result_still_in_use_by_the_gpu_is_not_written_to_yet(fake_hipfile: ModuleType, stored: Make) -> None:
-    cupy = fake_hipfile.fake.cupy
+def test_a_result_still_in_use_by_the_gpu_is_not_written_to_yet(fake_vendor: ModuleType, stored: Make) -> None:
+    cupy = fake_vendor.fake.cupy
     array = stored(random((64, 32)), (8, 32))
     out = cupy.empty((64, 32), array.dtype)
     out[...] = 7  # on the caller's stream, and late
-    assert read(fake_hipfile, array, ..., out).get().tobytes() == right(array)
+    assert read(fake_vendor, array, ..., out).get().tobytes() == right(array)
 
 
 def test_the_end_of_an_odd_file_comes_by_the_fallback(hip: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((333,), "<i2"), (333,))  # 666 bytes: ten blocks and 26 bytes
     assert read(hip, array).get().tobytes() == right(array)
-    assert ways(served)["fastpath", "hipfile", None] == (1, 640, 640)
+    assert by_fastpath(served) == (1, 640, 640)
     assert by_fallback(served) == {"tail": 26}
     (tail,) = [event for event in served if isinstance(event, Served) and event.reason is Reason.TAIL]
-    assert tail.declined == {"hipfile": Reason.TAIL}
+    assert tail.declined == {hip.name: Reason.TAIL}
     assert tail.file_offset.tolist() == [640]
 
 
@@ -159,12 +164,12 @@ def test_no_block_of_neighbours_is_read_twice(hip: ModuleType, stored: Make, ser
     assert by_fastpath(served)[0] == len(array.keys)  # one call a shard
 
 
-def test_many_slots_of_scratch(fake_hipfile: ModuleType, stored: Make, served: list[Any]) -> None:
+def test_many_slots_of_scratch(fake_vendor: ModuleType, stored: Make, served: list[Any]) -> None:
     array = stored(random((300, 31)), (7, 5), missing=(3,))
     with config.set({"fastpath.scratch": 4096, "piece_bytes": 64}):
-        assert read(fake_hipfile, array).get().tobytes() == right(array)
+        assert read(fake_vendor, array).get().tobytes() == right(array)
     with config.set({"fastpath.scratch": 1, "fastpath.threads": 1}):
-        assert read(fake_hipfile, array, (slice(None, None, 3), slice(1, None))).get().tobytes() == right(
+        assert read(fake_vendor, array, (slice(None, None, 3), slice(1, None))).get().tobytes() == right(
             array, (slice(None, None, 3), slice(1, None))
         )
 
@@ -196,70 +201,71 @@ def test_plain_files(hip: ModuleType, tmp_path: Any, served: list[Any]) -> None:
     ids=["managed", "file system", "block layer"],
 )
 def test_a_condition_that_fails_is_named(
-    fake_hipfile: ModuleType, stored: Make, served: list[Any], set_up: Any, reason: Reason
+    fake_vendor: ModuleType, stored: Make, served: list[Any], set_up: Any, reason: Reason
 ) -> None:
     array = stored(random((60, 44)), (16, 12))
-    set_up(fake_hipfile.fake)
-    assert read(fake_hipfile, array).get().tobytes() == right(array)
+    set_up(fake_vendor.fake)
+    assert read(fake_vendor, array).get().tobytes() == right(array)
     assert set(by_fallback(served)) == {str(reason)}
-    assert all(event.declined["hipfile"] is reason for event in served)
-    assert not fake_hipfile.fake.calls["read"]
-    assert not fake_hipfile.fake.uses  # the driver is opened for eligible files only
-    assert "HIPFILE_ALLOW_COMPAT_MODE" not in os.environ
+    assert all(event.declined[fake_vendor.name] is reason for event in served)
+    assert not fake_vendor.fake.calls["read"]
+    assert not fake_vendor.fake.uses  # the driver is opened for eligible files only
+    assert fake_vendor.allow not in os.environ
     with config.set(strict=True), pytest.raises(StrictError, match=str(reason)):
-        read(fake_hipfile, array)
+        read(fake_vendor, array)
 
 
 @pytest.mark.parametrize(
     ("number", "reason"), [(errno.EINVAL, Reason.ODIRECT_REFUSED), (errno.EMFILE, Reason.FD_LIMIT)]
 )
 def test_no_unbuffered_descriptor(
-    fake_hipfile: ModuleType,
+    fake_vendor: ModuleType,
     stored: Make,
     served: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     number: int,
     reason: Reason,
 ) -> None:
-    from gpuload.backends import hipfile
+    from gpuload.backends import vendor
 
     def refuse(fd: int, flags: int) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(hipfile, "reopen_unbuffered", refuse)
+    monkeypatch.setattr(vendor, "reopen_unbuffered", refuse)
     array = stored(random((60, 44)), (16, 12))
-    assert read(fake_hipfile, array).get().tobytes() == right(array)
+    assert read(fake_vendor, array).get().tobytes() == right(array)
     assert set(by_fallback(served)) == {str(reason)}
 
 
-def test_another_backend_was_asked_for(fake_hipfile: ModuleType, stored: Make, served: list[Any], backend: str) -> None:
+def test_another_backend_was_asked_for(fake_vendor: ModuleType, stored: Make, served: list[Any], backend: str) -> None:
     array = stored(random((60, 44)), (16, 12))
-    assert read(fake_hipfile, array).get().tobytes() == right(array)
+    assert read(fake_vendor, array).get().tobytes() == right(array)
     assert {event.backend for event in served} == {backend}
-    assert all(event.reason is Reason.FORCED_OFF and event.declined["hipfile"] is Reason.FORCED_OFF for event in served)
+    assert {(event.reason, event.declined[fake_vendor.name]) for event in served} == {(Reason.FORCED_OFF,) * 2}
 
 
 def test_the_fastpath_was_asked_for(
-    fake_hipfile: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch
+    fake_vendor: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpuload.backends import registry
     from gpuload.bindings import runtime
 
     array = stored(random((60, 44)), (16, 12))
-    with config.set(backend="hipfile"):
-        read(fake_hipfile, array)
+    with config.set(backend=fake_vendor.name):
+        read(fake_vendor, array)
         assert by_fastpath(served)[2] > 0
         monkeypatch.setattr(runtime, "has_call", lambda name: False)
+        monkeypatch.setenv("CUFILE_FORCE_COMPAT_MODE", "true")
         registry.forget()
-        with pytest.raises(BackendUnavailableError, match="no-driver"):
-            read(fake_hipfile, array)
+        with pytest.raises(BackendUnavailableError, match=r"no-driver|forced-off"):
+            read(fake_vendor, array)
 
 
-def test_encoded_chunks_are_for_the_host(fake_hipfile: ModuleType, stored: Make, served: list[Any]) -> None:
+def test_encoded_chunks_are_for_the_host(fake_vendor: ModuleType, stored: Make, served: list[Any]) -> None:
     from dataclasses import replace
 
     array = stored(random((60, 44)), (16, 12), kind="zlib")
-    out = fake_hipfile.fake.cupy.empty((60, 44), array.dtype)
+    out = fake_vendor.fake.cupy.empty((60, 44), array.dtype)
     reader.read(replace(array.request(..., out)[0], reason=Reason.HOST_CODEC))
     assert out.get().tobytes() == right(array)
     assert set(by_fallback(served)) == {"host-codec"}
@@ -268,52 +274,52 @@ def test_encoded_chunks_are_for_the_host(fake_hipfile: ModuleType, stored: Make,
 # ---------------------------------------------------------------------- certainty
 
 
-def test_the_detour_is_off_from_the_first_eligible_file_on(fake_hipfile: ModuleType, stored: Make) -> None:
+def test_the_detour_is_off_from_the_first_eligible_file_on(fake_vendor: ModuleType, stored: Make) -> None:
     seen: list[str | None] = []
-    open_driver = fake_hipfile.fake.open_driver
-    fake_hipfile.fake.open_driver = lambda: (seen.append(os.environ.get("HIPFILE_ALLOW_COMPAT_MODE")), open_driver())
+    open_driver = fake_vendor.fake.open_driver
+    fake_vendor.fake.open_driver = lambda: (seen.append(os.environ.get(fake_vendor.allow)), open_driver())
     array = stored(random((60, 44)), (16, 12))
-    assert "HIPFILE_ALLOW_COMPAT_MODE" not in os.environ
-    read(fake_hipfile, array)
-    read(fake_hipfile, array)
+    assert fake_vendor.allow not in os.environ
+    read(fake_vendor, array)
+    read(fake_vendor, array)
     assert seen == ["false"]
 
 
 @pytest.mark.parametrize("who", ["opened before", "switch on", "switch odd"])
 def test_what_cannot_be_known_is_unverified(
-    fake_hipfile: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch, who: str
+    fake_vendor: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     if who == "opened before":
-        fake_hipfile.fake.uses = 1
+        fake_vendor.fake.uses = 1
     else:
-        monkeypatch.setenv("HIPFILE_ALLOW_COMPAT_MODE", "true" if who == "switch on" else "maybe")
+        monkeypatch.setenv(fake_vendor.allow, "true" if who == "switch on" else "maybe")
     array = stored(random((60, 44)), (16, 12))
-    assert read(fake_hipfile, array).get().tobytes() == right(array)
-    assert ("fastpath", "hipfile", None) not in ways(served)
-    assert ways(served)["fallback", "hipfile", "unverified"][2] == fake_hipfile.fake.moved
+    assert read(fake_vendor, array).get().tobytes() == right(array)
+    assert by_fastpath(served) == (0, 0, 0)
+    assert ways(served)["fallback", fake_vendor.name, "unverified"][2] == fake_vendor.fake.moved
     with config.set(strict=True), pytest.raises(StrictError, match="unverified"):
-        read(fake_hipfile, array)
+        read(fake_vendor, array)
     fastpath.stop()
-    fake_hipfile.fake.uses = 0
+    fake_vendor.fake.uses = 0
 
 
 def test_the_switch_of_the_user_counts_where_it_is_the_same(
-    fake_hipfile: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch
+    fake_vendor: ModuleType, stored: Make, served: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HIPFILE_ALLOW_COMPAT_MODE", "FALSE")
-    read(fake_hipfile, stored(random((60, 44)), (16, 12)))
+    monkeypatch.setenv(fake_vendor.allow, "FALSE")
+    read(fake_vendor, stored(random((60, 44)), (16, 12)))
     assert by_fastpath(served)[2] > 0
 
 
 def test_strict_takes_tails_but_no_file_that_is_all_tail(
-    fake_hipfile: ModuleType, stored: Make, served: list[Any]
+    fake_vendor: ModuleType, stored: Make, served: list[Any]
 ) -> None:
     with config.set(strict=True):
         array = stored(random((333,), "<i2"), (333,))
-        assert read(fake_hipfile, array).get().tobytes() == right(array)
+        assert read(fake_vendor, array).get().tobytes() == right(array)
         assert by_fallback(served) == {"tail": 26}
         with pytest.raises(StrictError, match="tail"):
-            read(fake_hipfile, stored(random((30,), "i1"), (30,)))
+            read(fake_vendor, stored(random((30,), "i1"), (30,)))
 
 
 # ---------------------------------------------------------------------- what fails
@@ -399,7 +405,7 @@ def test_a_driver_that_does_not_open(hip: ModuleType, stored: Make, served: list
     array = stored(random((64, 64)), (16, 64))
     hip.fake.faults["open_driver"] = hip.always(hip.error(code=5010, call="hipFileDriverOpen"))
     assert read(hip, array).get().tobytes() == right(array)
-    assert set(by_fallback(served)) == {"driver-error"}
+    assert set(by_fallback(served)) == {"driver-error" if hip.name == "hipfile" else "no-driver"}
 
 
 def test_scratch_that_cannot_be_registered_works_too(hip: ModuleType, stored: Make, served: list[Any]) -> None:
@@ -500,6 +506,6 @@ def test_all_is_told_that_was_read(hip: ModuleType, stored: Make, served: list[A
     with gpuload.trace() as trace:
         read(hip, array)
     (row,) = [row for row in trace.summary().rows if row.path is ReadPath.FASTPATH]
-    assert (row.backend, row.reason, row.declined) == ("hipfile", None, {})
+    assert (row.backend, row.reason, row.declined) == (hip.name, None, {})
     assert trace.summary().filled.chunks == 2
     assert trace.summary().bytes == (len(array.keys) - 2) * 16 * 7 * 4
