@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpuload.request import Filled, Served
+from gpuload.request import Filled, Served, Written
 
-Event = Served | Filled
+Event = Served | Filled | Written
 Subscriber = Callable[[Event], None]
 
 _log = logging.getLogger(__name__)

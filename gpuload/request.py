@@ -108,6 +108,25 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A range of a file that one backend wrote in one way, with the words of `Served`.
+
+    `read_path` tells device → storage without the host from the way through host memory; `size` are the bytes that are
+    in place, `moved` those that were transferred; `seconds` from submission to completion.
+    """
+
+    backend: str
+    read_path: ReadPath
+    reason: Reason | None
+    key: str
+    file_offset: int
+    size: int
+    moved: int
+    seconds: float
+    declined: Mapping[str, Reason] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """Chunks that have no file: their `bytes` in the result are the fill value, and nothing was read."""
 

@@ -82,7 +82,7 @@ class Moved:
 
 
 class DirectBackend(Protocol):
-    """A vendor's library that reads from storage into device memory. Threads: safe; its calls block."""
+    """A vendor's library that moves bytes between storage and device memory. Threads: safe; its calls block."""
 
     name: str
 
@@ -102,12 +102,21 @@ class DirectBackend(Protocol):
         """Undo `register_buffer`."""
         ...
 
+    @property
+    def writes(self) -> bool:
+        """Whether it writes, too."""
+        ...
+
     def read(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
         """Read whole blocks that lie inside a leased file; never raises."""
         ...
 
+    def write(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+        """Write whole blocks into a leased file that is open for it; never raises."""
+        ...
+
     def retry(self, error: Exception) -> Reason | None:
-        """Why the fallback may read what failed; None: it must not."""
+        """Why the fallback may move what failed; None: it must not."""
         ...
 
     def close(self) -> None:

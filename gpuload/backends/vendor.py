@@ -16,6 +16,7 @@ import errno
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpuload.backends.base import Candidate, Moved
@@ -71,6 +72,8 @@ def score(candidate: Candidate, *, any_file_system: bool = False) -> Reason | No
 class Library(Protocol):
     """A vendor's library as `bindings` calls it; what it refuses is a `VendorError`."""
 
+    features: frozenset[str]
+
     def use_count(self) -> int: ...
     def open_driver(self) -> None: ...
     def close_driver(self) -> None: ...
@@ -79,6 +82,7 @@ class Library(Protocol):
     def register_buffer(self, pointer: int, nbytes: int) -> None: ...
     def deregister_buffer(self, pointer: int) -> None: ...
     def read(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int: ...
+    def write(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int: ...
 
 
 class _Files:
@@ -207,14 +211,34 @@ class VendorBackend(ABC):
 
     def read(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
         """Read whole blocks that lie inside the file; never raises, errors come with what was moved before them."""
+        return self._move(self.library.read, handle, pointer, size, file_offset, buffer_offset)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the library has the call."""
+        return "write" in self.library.features
+
+    def write(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+        """Write whole blocks, as `read` reads them; the file is open for writing."""
+        return self._move(self.library.write, handle, pointer, size, file_offset, buffer_offset)
+
+    def _move(
+        self,
+        call: Callable[[Any, int, int, int, int], int],
+        handle: FileHandle,
+        pointer: int,
+        size: int,
+        file_offset: int,
+        buffer_offset: int,
+    ) -> Moved:
         done = moved = stalls = 0
         try:
             token = self.attach(handle)
             while done < size:
                 want = min(size - done, MAX_BYTES)
-                n = self.library.read(token, pointer, want, file_offset + done, buffer_offset + done)
+                n = call(token, pointer, want, file_offset + done, buffer_offset + done)
                 moved += n
-                # Behind a part of a block no direct read can start: it is read again.
+                # Behind a part of a block nothing direct can start: it is moved again.
                 whole = n if n == want else n - n % handle.geometry.direct_offset_align
                 done += whole
                 stalls = 0 if whole else stalls + 1
@@ -225,7 +249,7 @@ class VendorBackend(ABC):
         return Moved(done, moved, None)
 
     def retry(self, error: Exception) -> Reason | None:
-        """Why the fallback may read what failed with `error`; None: it must not, the error is the caller's."""
+        """Why the fallback may move what failed with `error`; None: it must not, the error is the caller's."""
         if isinstance(error, HandleError):
             return Reason.FD_LIMIT
         if not isinstance(error, VendorError):

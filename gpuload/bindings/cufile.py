@@ -152,6 +152,10 @@ class Library:
         """
         return int(self._call("cuFileRead", self._module.read, handle, pointer, size, file_offset, buffer_offset))
 
+    def write(self, handle: int, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int:
+        """Write from device memory, with the errors of `read`; only with the feature ``write``."""
+        return int(self._call("cuFileWrite", self._module.write, handle, pointer, size, file_offset, buffer_offset))
+
     def _call(self, call: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)

@@ -108,12 +108,19 @@ class Library:
         VendorError
             `errno` is the kernel's error where it is one, else 0.
         """
-        moved, errno, device_error = self._module.hipFileRead(handle, pointer, size, file_offset, buffer_offset)
+        return self._moved("hipFileRead", self._module.hipFileRead(handle, pointer, size, file_offset, buffer_offset))
+
+    def write(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int:
+        """Write from device memory, with the errors of `read`; only with the feature ``write``."""
+        return self._moved("hipFileWrite", self._module.hipFileWrite(handle, pointer, size, file_offset, buffer_offset))
+
+    def _moved(self, call: str, answer: tuple[Any, ...]) -> int:
+        moved, errno, device_error = answer
         if moved >= 0:
             return int(moved)
         if moved == -1:
-            raise VendorError("hipFileRead", -1, f"{os.strerror(errno)} (errno {errno})", errno=errno)
-        raise self._error("hipFileRead", -int(moved), int(device_error))
+            raise VendorError(call, -1, f"{os.strerror(errno)} (errno {errno})", errno=errno)
+        raise self._error(call, -int(moved), int(device_error))
 
     def _check(self, call: str, error: Any) -> None:
         code = int(error.err)

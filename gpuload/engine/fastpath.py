@@ -196,7 +196,7 @@ class DirectRead:
     ) -> None:
         self.request, self.device, self.backend, self.doubt = request, device, backend, doubt
         self._strict, self._read_ranges = strict, read_ranges
-        self._pool = _pool(device, backend)
+        self._pool = scratch(device, backend)
         self._calls: Calls = calls(integer("fastpath.threads"))
         self._reads: deque[_Reads] = deque()
         self._sink: DeviceSink | None = None
@@ -373,7 +373,7 @@ _lock = threading.Lock()
 _pools: dict[int, tuple[ScratchPool, DirectBackend]] = {}
 
 
-def _pool(device: GpuDevice, backend: DirectBackend) -> ScratchPool:
+def scratch(device: GpuDevice, backend: DirectBackend) -> ScratchPool:
     """The scratch of a device."""
     nbytes = max(integer("fastpath.scratch"), SLOTS * (integer("piece_bytes") + (64 << 10)))
     with _lock:

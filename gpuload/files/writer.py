@@ -219,6 +219,11 @@ class PendingFile:
     def __init__(self, root: Root, key: str, fd: int) -> None:
         self._root, self.key, self._fd = root, key, fd
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor, open for reading and writing; remains the writer's."""
+        return self._fd
+
     def write(self, offset: int, data: Buffer) -> int:
         """Write contiguous host memory at byte `offset`; returns how many bytes that were, which is all of them.
 

@@ -101,8 +101,11 @@ class Recorder:
                 if not self._closed:
                     self._filled_chunks += event.chunks
                     self._filled_bytes += event.bytes
-        elif len(event):
-            self._count(event)
+        elif isinstance(event, Served):
+            if len(event):
+                self._count(event)
+        else:  # what is written is no read
+            return
         self._tell()
 
     def _tell(self) -> None:

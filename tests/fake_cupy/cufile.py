@@ -114,6 +114,9 @@ class Module(ModuleType):
     def read(self, number, *arguments):
         return self._told(self.driver.read, self._handles[number], *arguments)
 
+    def write(self, number, *arguments):
+        return self._told(self.driver.write, self._handles[number], *arguments)
+
     def _told(self, function, *arguments):
         try:
             return function(*arguments)

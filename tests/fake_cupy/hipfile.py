@@ -8,6 +8,7 @@ that is not the device's fails as the driver has it fail.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections import Counter
@@ -24,7 +25,7 @@ def reopen_unbuffered(fd, flags):
 
 class Library:
     version = (0, 0, 0)
-    features = frozenset()
+    features = frozenset({"write"})
 
     def __init__(self, cupy):
         self.cupy = cupy
@@ -33,7 +34,7 @@ class Library:
         self.files = {}  # token -> our own descriptor
         self.buffers = {}
         self.calls = Counter()
-        self.moved = 0
+        self.moved = self.written = 0
         self.spans = []  # (inode, start, stop) of every read
         self.faults = {}  # name of a call -> function of its number: an error, bytes to be short of, or None
         self.managed = False
@@ -64,7 +65,8 @@ class Library:
     def register_file(self, fd):
         assert self.uses
         self._called("register_file")
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        own = os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
         token = object()
         with self.lock:
             assert all(fd != other for other, _ in self.files.values()), "registered twice"
@@ -100,6 +102,21 @@ class Library:
             self.moved += len(data)
             self.spans.append((status.st_ino, file_offset, file_offset + len(data)))
         return len(data)
+
+    def write(self, token, pointer, size, file_offset, buffer_offset):
+        short = self._called("write")
+        _, own = self.files[token]
+        address = pointer + buffer_offset
+        if file_offset % BLOCK or size % BLOCK or address % BLOCK:
+            raise VendorError("hipFileWrite", -1, "not aligned", errno=errno.EINVAL)
+        n = size if short is None else min(short, size)
+        with self.cupy.lock:
+            room, start = self.cupy._bytes_at(address, address + n)
+            data = room[address - start : address - start + n].tobytes()
+        assert os.pwrite(own, data, file_offset) == n
+        with self.lock:
+            self.written += n
+        return n
 
     def check_closed(self):
         assert not self.uses

@@ -125,6 +125,43 @@ def test_any_other_failure_names_the_chunk(rocm_sim: Any, tmp_path: Path, fault:
     assert (array[:].get() == values).all()
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (None, None),
+        ("hipAmdFileWrite:status=-19@1", "p2p-route"),
+        ("hipFileWrite:decline=1@1", "driver-error"),
+        ("hipAmdFileWrite:short=8192@1+", None),
+    ],
+)
+@pytest.mark.parametrize("shift", [0, 8])
+def test_what_is_written_is_right_and_counted(
+    rocm_sim: Any, tmp_path: Path, fault: str | None, reason: str | None, shift: int
+) -> None:
+    import cupy
+
+    from gpuload import events
+    from gpuload.request import Written
+
+    content = np.random.default_rng(1).integers(0, 256, (1 << 20) + 777, np.uint8)
+    source = cupy.zeros(len(content) + shift, "u1")
+    source[shift:] = cupy.asarray(content)
+    written: list[Written] = []
+    end = events.subscribe(lambda event: written.append(event) if isinstance(event, Written) else None)
+    rocm_sim.fault(fault) if fault else None
+    with gpuload.RegisteredFile(tmp_path / "x", "w") as file:
+        assert file.write_from(source[shift:]) == len(content)
+    rocm_sim.fault()
+    end()
+    assert (tmp_path / "x").read_bytes() == content.tobytes()
+    assert sum(event.size for event in written) == len(content)
+    direct = sum(event.moved for event in written if (event.read_path, event.backend) == ("fastpath", "hipfile"))
+    assert direct == rocm_sim.stats()["fast_write"]
+    assert rocm_sim.stats()["fallback_write"] == 0
+    assert reason in {event.reason for event in written}
+    assert reason is not None or direct >= 1 << 20
+
+
 def test_nothing_is_left(rocm_sim: Any, tmp_path: Path) -> None:
     from gpuload.engine import fastpath, reader, transfer
 
