@@ -1,4 +1,4 @@
-"""The command line: ``gpuload bench``, ``demo``, ``doctor``, ``inspect``, ``pack``, ``read``.
+"""The command line: ``gpuload bench``, ``demo``, ``doctor``, ``inspect``, ``pack``, ``read``, ``verify``.
 
 Exit codes: 0 done, 1 an error or a difference (one line on stderr), 2 wrong usage.
 """
@@ -22,6 +22,7 @@ __all__ = ["main"]
         "inspect": "gpuload.cli.inspect",
         "pack": "gpuload.cli.pack",
         "read": "gpuload.cli.read",
+        "verify": "gpuload.cli.verify",
     },
     context_settings={"help_option_names": ["-h", "--help"]},
 )
