@@ -90,7 +90,10 @@ class RegisteredFile:
             raise
         self._pending = pending
         try:
-            self._handle = FileHandle(self._key, path, os.dup(file.fd), writable=True)
+            # Not a duplicate: drivers reopen a file with its descriptor's flags, and O_NOFOLLOW, which that of the
+            # writer has, refuses /proc/self/fd.
+            fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDWR | os.O_CLOEXEC)
+            self._handle = FileHandle(self._key, path, fd, writable=True)
         except BaseException as error:
             self._settle(error)
             raise

@@ -65,8 +65,7 @@ class Library:
     def register_file(self, fd):
         assert self.uses
         self._called("register_file")
-        access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-        own = os.open(f"/proc/self/fd/{fd}", access | os.O_CLOEXEC)
+        own = os.open(f"/proc/self/fd/{fd}", fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_CLOEXEC)  # with all its flags
         token = object()
         with self.lock:
             assert all(fd != other for other, _ in self.files.values()), "registered twice"

@@ -59,7 +59,7 @@ class Plugin:
         made = environment(self.root, variant, **more)
         made["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
         done = subprocess.run(
-            [sys.executable, "-c", script, *map(str, arguments)], env=made, capture_output=True, text=True, timeout=100
+            [sys.executable, "-c", script, *map(str, arguments)], env=made, capture_output=True, text=True, timeout=500
         )
         assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()

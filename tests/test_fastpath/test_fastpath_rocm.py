@@ -15,7 +15,7 @@ import gpuload
 from gpuload import config
 from gpuload.errors import ChunkReadError
 
-pytestmark = pytest.mark.rocm
+pytestmark = [pytest.mark.rocm, pytest.mark.timeout(600)]  # compilers on a machine with much else to do
 FORMS: dict[str, dict[str, Any]] = {
     "aligned": {"chunks": (16, 64, 64)},
     "odd": {"chunks": (19, 33, 31)},
