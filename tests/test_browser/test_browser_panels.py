@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 Open = Callable[..., Any]
 EVIL = "<img src=x onerror=alert(1)>"
 VIEW = ".gpuload-stillness"
@@ -44,12 +42,21 @@ def clipboard(page: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("width", [1280, 800])
-def test_the_doctors_commands_can_be_copied(notebook: Open, screenshots: Path, width: int) -> None:
-    book = notebook(DOCTOR, width=width)
+def look(book: Any, screenshots: Path, name: str, selector: str = VIEW) -> None:
+    """Nothing is cut, wide or narrow, in light and dark; pictures of all four."""
+    book.command("application:toggle-left-area")
+    for width in (1280, 800):
+        book.page.set_viewport_size({"width": width, "height": 1000})
+        for theme in ("Light", "Dark"):
+            book.theme(f"JupyterLab {theme}")
+            book.wait(lambda: book.page.evaluate(CUT, selector) == [], "a picture of which nothing is cut")
+            book.page.locator(selector).screenshot(path=screenshots / f"{name}-{theme.lower()}-{width}.png")
+
+
+def test_the_doctors_commands_can_be_copied(notebook: Open, screenshots: Path) -> None:
+    book = notebook(DOCTOR)
     page = book.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    book.command("application:toggle-left-area")
     book.run_all()
     page.wait_for_selector(f"{VIEW} .gpuload-doctor")
     buttons = page.locator(f"{VIEW} button")
@@ -67,10 +74,7 @@ def test_the_doctors_commands_can_be_copied(notebook: Open, screenshots: Path, w
     book.wait(lambda: buttons.all_inner_texts() == ["Copy", "Copied"], "the second command, the old way")
     assert EVIL in page.locator(f"{VIEW} caption").first.inner_text()
     assert page.locator("img[src=x]").count() == 0
-    for theme in ("Light", "Dark"):
-        book.theme(f"JupyterLab {theme}")
-        assert page.evaluate(CUT, VIEW) == []
-        page.locator(VIEW).screenshot(path=screenshots / f"doctor-{theme.lower()}-{width}.png")
+    look(book, screenshots, "doctor")
     assert book.errors == []
     assert book.foreign == []
 
@@ -78,23 +82,20 @@ def test_the_doctors_commands_can_be_copied(notebook: Open, screenshots: Path, w
 STORE = f"""\
 import gpuload, numpy, zarr
 
-root = zarr.create_group("{{name}}.zarr", overwrite=True)
+root = zarr.create_group("tree.zarr", overwrite=True)
 value = numpy.ones((10, 37, 49), "f4")
 root.create_array("uncompressed", data=value, chunks=(1, 37, 49), compressors=None, dimension_names=["time", "y", "x"])
 inner = root.create_group({EVIL!r})
-inner.create_array({EVIL!r}, data=value, chunks=(5, 37, 49), attributes={{{{{EVIL!r}: {EVIL!r}}}}})
-store = gpuload.open("{{name}}.zarr", device="cpu")
+inner.create_array({EVIL!r}, data=value, chunks=(5, 37, 49), attributes={{{EVIL!r}: {EVIL!r}}})
+store = gpuload.open("tree.zarr", device="cpu")
 """
 
 
-@pytest.mark.parametrize("width", [1280, 800])
-def test_a_store_shows_its_tree(notebook: Open, screenshots: Path, width: int) -> None:
-    name = f"tree{width}"
+def test_a_store_shows_its_tree(notebook: Open, screenshots: Path) -> None:
     own = f"store[{EVIL!r}][{EVIL!r}]"
-    book = notebook(STORE.format(name=name), "store", own, "gpuload.widgets.StoreView(store)", width=width)
+    book = notebook(STORE, "store", own, "gpuload.widgets.StoreView(store)")
     page = book.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    book.command("application:toggle-left-area")
     book.run_all()
     page.wait_for_selector(f"{VIEW} button")
     book.wait_idle()
@@ -109,10 +110,7 @@ def test_a_store_shows_its_tree(notebook: Open, screenshots: Path, width: int) -
     page.locator(f"{VIEW} button").click()
     book.wait(lambda: page.locator(f"{VIEW} button").inner_text() == "Copied", "the command")
     assert clipboard(page).startswith("gpuload pack ")
-    for theme in ("Light", "Dark"):
-        book.theme(f"JupyterLab {theme}")
-        assert page.evaluate(CUT, VIEW) == []
-        page.locator(VIEW).screenshot(path=screenshots / f"storeview-{theme.lower()}-{width}.png")
+    look(book, screenshots, "storeview")
     assert book.errors == []
     assert book.foreign == []
 
@@ -123,23 +121,19 @@ import gpuload, numpy, zarr
 from pathlib import Path
 from gpuload import tasks
 
-name = {EVIL!r} + "{{name}}"
+name = {EVIL!r}
 zarr.create_array(name + ".zarr", data=numpy.ones((64, 64), "f4"), chunks=(8, 8), compressors=None, overwrite=True)
 array = gpuload.open(name + ".zarr", device="cpu")
-with gpuload.progress(after=0), tasks.work(f"reading {{{{name}}}}", 400 * array.nbytes) as task:
+with gpuload.progress(after=0), tasks.work(f"reading {{name}}", 400 * array.nbytes) as task:
     while True:
         with tasks.part_of(task if task.done < 300 * array.nbytes else tasks.Task("", 0)):
             array[...]
 """
 
 
-@pytest.mark.parametrize("width", [1280, 800])
-def test_progress_moves_while_the_cell_runs_and_the_interrupt_stops_it(
-    notebook: Open, screenshots: Path, width: int
-) -> None:
-    book = notebook(PROGRESS.format(name=width), width=width)
+def test_progress_moves_while_the_cell_runs_and_the_interrupt_stops_it(notebook: Open, screenshots: Path) -> None:
+    book = notebook(PROGRESS)
     page = book.page
-    book.command("application:toggle-left-area")
     book.run_all()
     own = page.locator(f"{VIEW} .gpuload-progress[data-state=running]")
     own.wait_for()
@@ -154,10 +148,6 @@ def test_progress_moves_while_the_cell_runs_and_the_interrupt_stops_it(
     assert EVIL in ended.inner_text()
     assert page.locator("img[src=x]").count() == 0
     assert "KeyboardInterrupt" in page.locator(".jp-OutputArea").first.inner_text()
-    for theme in ("Light", "Dark"):
-        book.theme(f"JupyterLab {theme}")
-        place = page.locator(".gpuload-place").first
-        assert page.evaluate(CUT, ".gpuload-place") == []
-        place.screenshot(path=screenshots / f"progress-{theme.lower()}-{width}.png")
+    look(book, screenshots, "progress", ".gpuload-place")
     assert book.errors == []
     assert book.foreign == []

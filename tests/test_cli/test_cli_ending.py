@@ -18,7 +18,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-COMMANDS = [["--help"], ["doctor", "--json"], ["inspect", "STORE"], ["read", "STORE"]]
+COMMANDS = [["--help"], ["doctor", "--json"], ["read", "STORE"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -32,9 +32,8 @@ def test_a_full_device(store: Path, words: list[str]) -> None:
     assert "No space left on device" in line
 
 
-@pytest.mark.parametrize("words", [COMMANDS[0], COMMANDS[3]], ids=" ".join)
-def test_a_pipe_that_nobody_reads(store: Path, words: list[str]) -> None:
-    command = [sys.executable, "-m", "gpuload", *(str(store) if word == "STORE" else word for word in words)]
+def test_a_pipe_that_nobody_reads(store: Path) -> None:
+    command = [sys.executable, "-m", "gpuload", "read", str(store)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
@@ -46,8 +45,3 @@ def test_both_streams_full() -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-m", "gpuload", "--help"], stdout=full, stderr=full)
     assert done.returncode == 1
-
-
-def test_codes_stay_as_they_are(store: Path) -> None:
-    for words, code in ((["read", str(store)], 0), (["read", str(store) + ".gone"], 1), (["read", "--strange"], 2)):
-        assert subprocess.run([sys.executable, "-m", "gpuload", *words], capture_output=True).returncode == code
