@@ -40,6 +40,10 @@ DEFAULTS: dict[str, Any] = {
     "posix": {"threads": None},  # None: twice the cores, at most 16
     "decode": {"threads": None},  # None: the cores
     "handles": {"budget": None},  # descriptors in the handle cache; None: from RLIMIT_NOFILE
+    "references": {
+        "roots": [],  # directories that they may lead to, besides the one they are in
+        "limit": 256 << 20,  # bytes of a document of references
+    },
     "poison": False,  # for tests: fill memory with 0xA5 before it is read into
     "record": {"rows": 100_000},  # rows kept; totals are always exact
 }

@@ -90,9 +90,9 @@ def from_zarr(
         )
     extents = _extents(node, chunks)
     source = node.source
-    state = look(source.root, source.prefix)
+    state = look(source)
     token = tokenize(
-        os.path.realpath(source.root.path), source.path, node.layout.fields, node.device, source.strict, state.digest,
+        os.path.realpath(source.place), source.path, node.layout.fields, node.device, source.strict, state.digest,
         state.documents, node.shape, str(node.result_dtype),
     )  # fmt: skip
     on = source.device if source.device.holds(device_dtype(node.dtype)) else HOST

@@ -106,7 +106,7 @@ class ChunkMap(Panel):
 
     def _name(self) -> str:
         array = self._chunks.array
-        return wording.printable(array.name or os.path.basename(array.source.root.path.rstrip("/")))
+        return wording.printable(array.name or os.path.basename(array.source.place.rstrip("/")))
 
     def _sentence(self) -> str:
         counts = [f"{n:,} {kind}" for kind, n in self._counts().items() if n]

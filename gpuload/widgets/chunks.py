@@ -79,7 +79,7 @@ class Chunks:
         coordinates = coordinates[:, : len(self.grid)].astype(np.int64)
         source = self.array.source
         keys = [source.prefix + key for key in self.array.layout.keys(coordinates)]
-        return [i for i, stat in enumerate(source.root.stats(keys)) if stat is None]
+        return [i for i, there in enumerate(source.present(keys)) if not there]
 
     def rows(self, pairs: list[tuple[int, int]] | None = None) -> dict[str, list[Any]]:
         """Tallies as columns, of `pairs` or of all."""

@@ -54,7 +54,7 @@ class LazyArray(BackendArray):
     def hold(self) -> LazyArray:
         """The same, but read only as the files are at this moment."""
         held = copy(self)
-        held._state = look(self._array.source.root, self._array.source.prefix)  # noqa: SLF001 - an array as this one
+        held._state = look(self._array.source)  # noqa: SLF001 - an array as this one
         return held
 
     @property

@@ -15,6 +15,7 @@ from gpuload.xarray.variable import ZarrVariable
 from gpuload.zarr import Array
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.virtual_store import VirtualStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Store(ZarrStore):
     def _array(self, name: str, *, for_host: bool) -> Array:
         node, device, strict = self.members[name], self.options.device, self.options.strict
         store = node.store
-        assert isinstance(store, DeviceStore)
+        assert isinstance(store, DeviceStore | VirtualStore)
         if for_host:  # which is no fallback from anything
             device, strict = "cpu", False
         source = Source(store, node.path, zarr_format=node.metadata.zarr_format, device=device, strict=strict)

@@ -12,12 +12,14 @@ from gpuload.zarr.pack import pack
 from gpuload.zarr.pipeline import DevicePipeline, pipeline_counts
 from gpuload.zarr.save import save
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.virtual_store import VirtualStore
 
 __all__ = [
     "Array",
     "Dataset",
     "DevicePipeline",
     "DeviceStore",
+    "VirtualStore",
     "enable",
     "inspect",
     "open",
@@ -26,7 +28,19 @@ __all__ = [
     "save",
 ]
 
-for _public in (Array, Dataset, inspect, open, pack, save, DeviceStore, DevicePipeline, enable, pipeline_counts):
+for _public in (
+    Array,
+    Dataset,
+    inspect,
+    open,
+    pack,
+    save,
+    DeviceStore,
+    VirtualStore,
+    DevicePipeline,
+    enable,
+    pipeline_counts,
+):
     _public.__module__ = __name__
 del _public
 

@@ -89,7 +89,7 @@ class Description:
         v3: each codec as the metadata has it, ``{"name", "configuration"}``. v2: the numcodecs configuration of the
         compressor, if any.
     filters
-        v2 arrays only: whether there are any.
+        v2: the numcodecs configuration of each filter, in the order of encoding; v3 has none.
     separator
         Between the coordinates in a chunk key; None: only `encode_key` knows.
     key_prefix
@@ -111,7 +111,7 @@ class Description:
     shards: tuple[int, ...] | None
     order: str
     codecs: tuple[Mapping[str, Any], ...]
-    filters: bool
+    filters: tuple[Mapping[str, Any], ...]
     separator: str | None
     key_prefix: str
     encode_key: Callable[[tuple[int, ...]], str]
@@ -141,7 +141,7 @@ def describe(metadata: Metadata) -> Description:
         shards=shards,
         order="C" if v3 else metadata.order,
         codecs=codecs,
-        filters=not v3 and bool(metadata.filters),
+        filters=() if v3 else tuple(dict(codec.get_config()) for codec in metadata.filters or ()),
         separator=separator,
         key_prefix=prefix,
         encode_key=metadata.encode_chunk_key,

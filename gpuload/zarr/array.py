@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from gpuload.engine.reader import fetch
 from gpuload.errors import (
     DestinationError,
     DeviceError,
@@ -67,10 +66,13 @@ class Array:
         self._source = source
         description = _compat.describe(metadata)
         if _compat.loses_byte_order(metadata):
-            (document,) = fetch(source.root, [f"{source.prefix}zarr.json"])
+            (document,) = source.fetch([f"{source.prefix}zarr.json"])
             if document is not None:
                 description = _compat.with_codecs_of(description, document.tobytes())
-        self._layout = whole = layout_of(description)
+        whole = layout_of(description)
+        if source.references is not None and whole.index is not None:
+            whole = whole.as_foreign()  # the shards are ranges themselves
+        self._layout = whole
         for name in fields:
             self._layout = self._layout.field(name)
         self._metadata = metadata

@@ -42,7 +42,7 @@ def chunk_files(root: Root, prefix: str, description: Description, most: int | N
     NotRegularFileError
         A directory, a FIFO or the like where a chunk should be.
     """
-    is_chunk, any_name = _test(description)
+    is_chunk, any_name = chunk_test(description)
     level, rest = _lonely(description)
     keys: list[str] = []
     sizes: list[int] = []
@@ -121,7 +121,7 @@ def _counts(description: Description) -> list[int]:
     ]
 
 
-def _test(description: Description) -> tuple[Callable[[str], bool], bool]:
+def chunk_test(description: Description) -> tuple[Callable[[str], bool], bool]:
     """Whether a key, relative to the array, is that of a chunk inside its grid; and whether any name may be one."""
     separator, head = description.separator, description.key_prefix
     counts = _counts(description)

@@ -145,7 +145,7 @@ class Dataset(Mapping[str, "Array | Dataset"]):
     def title(self) -> str:
         """The first line of what it shows of itself."""
         name = f" {self.name!r}" if self.name else ""
-        return f"<gpuload.Dataset{name} in {self._source.root.path!r} on {self.device}>"
+        return f"<gpuload.Dataset{name} in {self._source.place!r} on {self.device}>"
 
     def _parts(self, names: Sequence[str]) -> list[formatting.Part]:
         """The first of `names`, for show; no more are opened than are shown."""

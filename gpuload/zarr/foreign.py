@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload import events, tasks
-from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkDecodeError, UnsupportedArrayError
-from gpuload.files.root import Root
 from gpuload.planning.selection import AnySelection, PointSelection
 from gpuload.request import Filled, Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr._compat import Metadata
 from gpuload.zarr.layout import Layout
+from gpuload.zarr.source import Source
 from gpuload.zarr.touched import TouchedChunk, of_axes, of_points
 
 _WAVE_BYTES = 64 << 20  # of decoded chunks at once; a larger chunk is a wave of its own
 _WAVE_CHUNKS = 1024
+_MOST_TIMES = 16  # what elements are in memory; strings may be that much longer than their pointers
 
 
 def read_foreign(
-    metadata: Metadata, layout: Layout, root: Root, prefix: str, selection: AnySelection, box: Any, reason: Reason
+    metadata: Metadata, layout: Layout, source: Source, selection: AnySelection, box: Any, reason: Reason
 ) -> None:
     """Read `selection` into `box`, a NumPy array of the selection's box; the record says `reason`.
 
@@ -41,8 +41,9 @@ def read_foreign(
         A codec that turns out to be missing.
     """
     for wave in _waves(layout, selection):
-        keys = [prefix + key for key in layout.keys(_coordinates(wave))]
-        encoded = fetch(root, keys, reason=reason)
+        keys = [source.prefix + key for key in layout.keys(_coordinates(wave))]
+        largest = max(math.prod(chunk.shape) for chunk in wave) * max(layout.dtype.itemsize, 1)
+        encoded = source.fetch(keys, reason, most=_MOST_TIMES * largest + _WAVE_BYTES)
         missing = nbytes = 0
         present = [i for i, data in enumerate(encoded) if data is not None]
         shapes = [wave[i].shape for i in present]

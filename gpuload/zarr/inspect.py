@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from gpuload.engine.reader import fetch
 from gpuload.errors import ChunkSizeError
 from gpuload.files.blocks import direct_reason
-from gpuload.files.geometry import geometry
+from gpuload.files.geometry import Geometry, geometry
 from gpuload.files.paths import path_of
 from gpuload.files.root import Root
 from gpuload.memory.device import fits_device
@@ -25,12 +26,14 @@ from gpuload.planning.aligned import DIRECT_ALIGN, enclose
 from gpuload.request import Int64, Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.array import Array
-from gpuload.zarr.chunk_files import ChunkFiles, chunk_files
+from gpuload.zarr.chunk_files import ChunkFiles, chunk_files, chunk_test
+from gpuload.zarr.keys import DOCUMENTS
 from gpuload.zarr.layout import Layout, Road
 from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
-from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.stores import store_at
 from gpuload.zarr.tree import walk
+from gpuload.zarr.virtual_store import VirtualStore
 
 _MENDED = (Reason.HOST_CODEC, Reason.TAIL)  # by `gpuload pack`
 _SAMPLE = 256  # files, at most, that are looked at for a display
@@ -97,7 +100,7 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
     Parameters
     ----------
     path
-        Of a zarr store in local files.
+        Of a zarr store in local files, or of kerchunk's JSON references to ranges of some.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
         whose index cannot be right.
     """
     place = path_of(path)
-    store = DeviceStore(os.path.abspath(place), read_only=True)
+    store = store_at(os.path.abspath(place))
     nodes = walk(Source(store, "", zarr_format=None, device="cpu", strict=False))
     command = _pack_command(place)
     return tuple(_inspect(node.array, command)[0] for node in nodes if node.array is not None)
@@ -129,34 +132,31 @@ def sample(array: Array) -> tuple[ArrayInspection, bool] | None:
     """
     index = array.layout.index
     most = _SAMPLE if index is None else min(_SAMPLE, _SAMPLE_BYTES // index.nbytes)
-    return _inspect(array, _pack_command(array.source.root.path), most) if most else None
+    return _inspect(array, _pack_command(array.source.place), most) if most else None
 
 
 def _inspect(array: Array, command: str, most: int | None = None) -> tuple[ArrayInspection, bool]:
     described, layout, source = array.description, array.layout, array.source
-    files = chunk_files(source.root, source.prefix, described, most)
-    if layout.index is None:
-        file, offset, size = np.arange(len(files.keys)), np.zeros(len(files.keys), np.int64), files.size
+    if source.references is None:
+        stored, complete = _in_files(source.root, source.prefix, described, layout, most)
     else:
-        file, offset, size = _inner_chunks(source.root, files, layout.index)
-    if layout.road is Road.RAW:
-        _check_sizes(files.keys, file, size, layout)
-    total = int(size.sum())
-    reasons: dict[Reason, int] = {}
+        stored, complete = _in_references(source.references, source.prefix, described, layout, most)
+    total = sum(int(ranges.size.sum()) for ranges in stored)
+    stopped: Counter[Reason] = Counter()
     fast = 0
     if not fits_device(described.dtype):
-        reasons[Reason.HOST_DTYPE] = total
+        stopped[Reason.HOST_DTYPE] = total
     elif layout.road is not Road.RAW:
-        reasons[Reason.HOST_CODEC] = total
-    elif total:
-        refused, align = _storage(source.root, files.keys[0])
-        start, stop = enclose(offset, size, files.size[file], align)
-        direct = np.where(stop > start, np.minimum(stop, offset + size) - np.maximum(start, offset), 0)
-        fast = int(np.maximum(direct, 0).sum())
-        reasons[Reason.TAIL] = total - fast
-        if refused is not None:
-            reasons[refused], fast = fast, 0
-    reasons = {reason: nbytes for reason, nbytes in reasons.items() if nbytes}
+        stopped[Reason.HOST_CODEC] = total
+    else:
+        for ranges in stored:
+            aligned, refused = ranges.eligible()
+            stopped[Reason.TAIL] += int(ranges.size.sum()) - aligned
+            if refused is None:
+                fast += aligned
+            else:
+                stopped[refused] += aligned
+    reasons = {reason: nbytes for reason, nbytes in stopped.items() if nbytes}
     found = ArrayInspection(
         name=array.name,
         shape=described.shape,
@@ -168,7 +168,80 @@ def _inspect(array: Array, command: str, most: int | None = None) -> tuple[Array
         reasons=reasons,
         pack=command if any(reason in reasons for reason in _MENDED) else None,
     )
-    return found, files.complete
+    return found, complete
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ranges:
+    """Stored bytes of chunks, in files of one file system: int64 (n,) columns.
+
+    Parameters
+    ----------
+    geometry
+        Of one of the files; None: it was deleted meanwhile.
+    offset, size, file_size
+        Of each chunk, and of the file it is in.
+    """
+
+    geometry: Geometry | None
+    offset: Int64
+    size: Int64
+    file_size: Int64
+
+    def eligible(self) -> tuple[int, Reason | None]:
+        """How many bytes are in whole blocks of their files, and why even these cannot take the fastpath, if so."""
+        if not self.size.any():
+            return 0, None
+        refused, align = None, DIRECT_ALIGN
+        if self.geometry is not None:
+            refused, align = direct_reason(self.geometry), self.geometry.direct_offset_align
+        start, stop = enclose(self.offset, self.size, self.file_size, align)
+        end = self.offset + self.size
+        direct = np.where(stop > start, np.minimum(stop, end) - np.maximum(start, self.offset), 0)
+        return int(np.maximum(direct, 0).sum()), refused
+
+
+def _in_files(
+    root: Root, prefix: str, described: _compat.Description, layout: Layout, most: int | None
+) -> tuple[list[_Ranges], bool]:
+    """Where the chunks of an array are whose files are its chunks or shards; and whether these are all."""
+    files = chunk_files(root, prefix, described, most)
+    if not files.keys:
+        return [], files.complete
+    if layout.index is None:
+        file, offset, size = np.arange(len(files.keys)), np.zeros(len(files.keys), np.int64), files.size
+    else:
+        file, offset, size = _inner_chunks(root, files, layout.index)
+    if layout.road is Road.RAW:
+        _check_sizes(files.keys, file, size, layout)
+    return [_Ranges(_geometry(root, files.keys[0]), offset, size, files.size[file])], files.complete
+
+
+def _in_references(
+    store: VirtualStore, prefix: str, described: _compat.Description, layout: Layout, most: int | None
+) -> tuple[list[_Ranges], bool]:
+    """The same where the store refers to ranges of other files; what is inline is in none that takes the fastpath."""
+    is_chunk, _ = chunk_test(described)
+    below = store.below(prefix)
+    names = [key[len(prefix) :] for key in below[:most]]
+    keys = [prefix + name for name in names if name not in DOCUMENTS and is_chunk(name)]
+    exact = layout.form.nbytes if layout.form is not None and layout.road is Road.RAW else None
+    found = []
+    for group in store.locate(keys):
+        if not group.keys:
+            continue
+        rows = np.flatnonzero(group.chosen)
+        with group.open() as handles:
+            sizes = np.array([handle.size for handle in handles], np.int64)
+            found.append(
+                _Ranges(
+                    handles[0].geometry,
+                    group.offset[rows],
+                    group.sizes(handles, exact=exact)[rows],
+                    sizes[group.file[rows]],
+                )
+            )
+    return found, most is None or len(below) <= most
 
 
 def _check_sizes(keys: list[str], file: Int64, size: Int64, layout: Layout) -> None:
@@ -204,27 +277,24 @@ def _inner_chunks(root: Root, files: ChunkFiles, form: IndexForm) -> tuple[Int64
     return file, offset, size
 
 
-def _storage(root: Root, key: str) -> tuple[Reason | None, int]:
-    """Why no file of the array's mount can take the fastpath, or None; and the alignment that is in force."""
+def _geometry(root: Root, key: str) -> Geometry | None:
     try:
         fd = root.open(key, os.O_PATH)
     except (FileNotFoundError, NotADirectoryError):
-        return None, DIRECT_ALIGN
+        return None
     try:
-        found = geometry(fd)
+        return geometry(fd)
     finally:
         os.close(fd)
-    return direct_reason(found), max(DIRECT_ALIGN, found.dio_offset_align)
 
 
 def _codec_names(described: _compat.Description) -> tuple[str, ...]:
     codecs = described.codecs
     if described.shards is not None:
         codecs = tuple(codecs[0]["configuration"]["codecs"])
-    names = tuple(str(codec.get("name", codec.get("id"))) for codec in codecs)
-    return ("filters", *names) if described.filters else names
+    return tuple(str(codec.get("name", codec.get("id"))) for codec in (*described.filters, *codecs))
 
 
 def _pack_command(path: str) -> str:
-    stem = path.rstrip("/").removesuffix(".zarr") or "store"
+    stem = path.rstrip("/").removesuffix(".zarr").removesuffix(".json") or "store"
     return f"gpuload pack {shlex.quote(path)} {shlex.quote(f'{stem}.packed.zarr')}"

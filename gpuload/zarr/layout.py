@@ -105,6 +105,12 @@ class Layout:
             fields=(*self.fields, name),
         )
 
+    def as_foreign(self) -> Layout:
+        """The same array, decoded by zarr-python."""
+        return replace(
+            self, stored_dtype=self.dtype, fill=b"", road=Road.FOREIGN, form=None, index=None, decoder=None
+        )  # fmt: skip
+
     def swap(self, dtype: np.dtype[Any]) -> int:
         """Width in bytes of the units to swap on the way to an array of `dtype`; 0: none."""
         if self.stored_dtype.isnative == dtype.isnative or self.stored_dtype.itemsize == 1:
@@ -186,11 +192,10 @@ def _understand(description: Description) -> _Chain | None:
     ndim = len(description.shape)
     if description.zarr_format == 3:
         return _chain(description.codecs, ndim)
-    _check_installed(description.codecs)
-    if description.filters:
-        return None
+    codecs = (*description.filters, *description.codecs)
+    _check_installed(codecs)
     order = tuple(range(ndim))
-    stages = tuple(_v2_stage(codec) for codec in description.codecs)
+    stages = tuple(_v2_stage(codec) for codec in codecs)
     known = _understood(stages)
     return None if known is None else _Chain(order[::-1] if description.order == "F" else order, None, known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +18,9 @@ from gpuload.zarr.array import Array
 from gpuload.zarr.dataset import Dataset, node_at
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.stores import DOCUMENTS, begins, for_reading, store_at
+from gpuload.zarr.virtual_store import VirtualStore
 
-_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")
 _LOOKED_AT, _NAMED = 1000, 5  # entries of a directory: looked at for stores, and named in a message
 
 
@@ -28,6 +30,7 @@ def open(  # noqa: A001 - zarr and h5py call it so
     device: str | Device = "auto",
     strict: bool | None = None,
     follow_links: bool | None = None,
+    roots: Sequence[str | os.PathLike[str]] = (),
 ) -> Array | Dataset:
     """Open a zarr array or group in local files.
 
@@ -35,7 +38,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
     ----------
     x
         A path (``~`` is the home directory), a ``file://`` URL, or a local store of zarr-python, or an array or group
-        in one. zarr v2 and v3, with consolidated metadata or without.
+        in one. zarr v2 and v3, with consolidated metadata or without. Also the path of kerchunk's JSON references, as
+        kerchunk and VirtualiZarr write them: their chunks are ranges of other local files, as HDF5 and NetCDF4.
     mode
         ``"r"``: reading; ``"r+"``: reading, and writing into what is there.
     device
@@ -46,6 +50,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
     follow_links
         Let links below the root of the store leave it; None: as a `DeviceStore` that is given, else as configured. The
         root itself may be a link anyhow.
+    roots
+        Directories that references may lead to, besides their own and those that are configured (`references.roots`).
 
     Returns
     -------
@@ -61,31 +67,34 @@ def open(  # noqa: A001 - zarr and h5py call it so
     ReadOnlyError
         ``"r+"`` for a store of zarr-python that is for reading only.
     NotLocalError
-        A URL or a store of something else than local files.
+        A URL or a store of something else than local files; references to such.
     UnsupportedArrayError
         An array that zarr-python cannot open or decode; names the codec or data type.
     EscapesStoreError
-        Metadata behind a link that leaves the store.
+        Metadata behind a link that leaves the store; references that leave their directories.
     """
     if mode not in ("r", "r+"):
         raise ValueError(f"mode {mode!r}: 'r' reads, 'r+' writes into what is there, too; gpuload.save makes stores")
     read_only = mode == "r"
     path, zarr_format = "", None
+    store: DeviceStore | VirtualStore
     if isinstance(x, zarr.Array | zarr.Group):
         store, path, zarr_format = _local(x.store, follow_links, read_only), x.path, x.metadata.zarr_format
     elif isinstance(x, _compat.Store):
         store = _local(x, follow_links, read_only)
     else:
-        store = DeviceStore(_path_of(x), read_only=read_only, follow_links=follow_links)
+        store = store_at(_path_of(x), roots=roots, follow_links=follow_links, read_only=read_only)
     try:
         return node_at(Source(store, path, zarr_format=zarr_format, device=device, strict=strict))
     except NotZarrError as error:
-        if path or not (hint := _hint(os.fspath(store.root))):
+        if path or isinstance(store, VirtualStore) or not (hint := _hint(os.fspath(store.root))):
             raise
         raise NotZarrError(f"{error}{hint}") from error.__cause__
 
 
-def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore:
+def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore | VirtualStore:
+    if isinstance(store, VirtualStore):
+        return for_reading(store, read_only)
     if not isinstance(store, _compat.LocalStore):
         raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {INSTEAD}")
     if follow_links is None and isinstance(store, DeviceStore):
@@ -108,13 +117,15 @@ def _path_of(x: str | os.PathLike[str]) -> str:
 def _hint(path: str) -> str:
     """What to open instead of `path`, which is no node, for the end of a message."""
     name = os.path.basename(path)
-    if name in _DOCUMENTS:
+    if name in DOCUMENTS:
         return f"; open {os.path.dirname(path)!r}"
+    if begins(path, b"\x89HDF") or begins(path, b"CDF"):
+        return ": it is NetCDF or HDF5; make references to it with kerchunk or VirtualiZarr, and open these"
     if not os.path.isdir(path):
         return ", as a store must be" + (": unpack the zip file first" if name.endswith(".zip") else "")
     with suppress(OSError), os.scandir(path) as entries:
         seen = itertools.islice(entries, _LOOKED_AT)
-        below = sorted(e.name for e in seen if any(os.path.isfile(os.path.join(e.path, d)) for d in _DOCUMENTS))
+        below = sorted(e.name for e in seen if any(os.path.isfile(os.path.join(e.path, d)) for d in DOCUMENTS))
         if below:
             return f"; below it are {', '.join(below[:_NAMED])}" + (", ..." if len(below) > _NAMED else "")
     return ""

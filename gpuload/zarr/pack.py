@@ -32,6 +32,7 @@ from gpuload.zarr.pack_journal import NAME, Journal, Stat, discard
 from gpuload.zarr.reader import Reader
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.stores import store_at
 from gpuload.zarr.tree import Node, walk
 from gpuload.zarr.write_plan import targets
 
@@ -119,7 +120,7 @@ class _Work:
         layout, source = self.node.layout, self.node.source
         chunks = [target.coordinates for target in targets(box, layout.shape, layout.chunk_edges)]
         keys = layout.keys(np.array(chunks, np.int64).reshape(len(chunks), len(layout.shape)))
-        return source.root.stats([source.prefix + key for key in keys])
+        return source.made_of([source.prefix + key for key in keys])
 
     def read(self, box: Selection) -> Any:
         """Those elements, from the source."""
@@ -148,7 +149,7 @@ def pack(
     Parameters
     ----------
     source, target
-        Paths of the two stores, or ``file://`` URLs.
+        Paths of the two stores, or ``file://`` URLs. The source may be kerchunk's JSON references.
     chunks
         Elements of an inner chunk along each dimension, for arrays of just so many dimensions; None, and for all other
         arrays: as they are, at most the whole array.
@@ -184,15 +185,15 @@ def pack(
     if align < 1 or align & (align - 1):
         raise ConfigError(f"{align=} is no power of two")
     durable = flag("durable") if durable is None else durable
-    store = DeviceStore(os.path.abspath(path_of(source)), read_only=True)
+    store = store_at(os.path.abspath(path_of(source)))
     nodes = list(walk(Source(store, "", zarr_format=None, device="cpu", strict=False)))
     works = [_Work(node, _plan(node, chunks, shards, codec)) for node in nodes if node.array is not None]
     groups = [node for node in nodes if node.array is None]
     place = place_of(target)
-    _check_apart(os.fspath(store.root), place)
+    _check_apart(nodes[0].source.place, place)
     _prepare(place, overwrite=overwrite)
     total = sum(work.itemsize * math.prod(work.node.layout.shape) for work in works)
-    description = _description(store, nodes, chunks, shards, codec, align)
+    description = _description(nodes, chunks, shards, codec, align)
     words, steps = f"packing {os.path.basename(place)}", 1 + verify
     with Journal(place, description) as journal, tasks.work(words, steps * total) as task:
         report = _Reporter(progress, total, task)
@@ -257,7 +258,6 @@ def _prepare(place: str, *, overwrite: bool) -> None:
 
 
 def _description(
-    store: DeviceStore,
     nodes: Sequence[Node],
     chunks: Extents | None,
     shards: Extents | str | None,
@@ -266,7 +266,7 @@ def _description(
 ) -> dict[str, Any]:
     """What is packed, and how: what must be the same for a pack that goes on."""
     return {
-        "source": os.path.realpath(store.root),
+        "source": os.path.realpath(nodes[0].source.place),
         "chunks": chunks if chunks is None else list(chunks),
         "shards": shards if shards is None or isinstance(shards, str) else list(shards),
         "codec": codec,

@@ -15,7 +15,7 @@ from gpuload import tasks
 from gpuload.config import flag, integer
 from gpuload.engine.reader import ReadRequest, handle_cache, lease, read
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkReadError, StrictError
-from gpuload.files.root import irregular
+from gpuload.files.root import Root, irregular
 from gpuload.memory.device import GpuDevice, of
 from gpuload.planning.grid import Pieces, cut
 from gpuload.planning.points import cut_points
@@ -26,6 +26,8 @@ from gpuload.zarr.foreign import read_foreign, touched_chunks
 from gpuload.zarr.layout import Layout, Road
 from gpuload.zarr.shards import changed, locate
 from gpuload.zarr.source import Source
+
+_SPARE = 1 << 20  # bytes that a small encoded chunk may have over what is expected
 
 
 class Reader:
@@ -52,7 +54,8 @@ class Reader:
 
     def _fill(self, selection: AnySelection, out: Any) -> None:
         source, layout = self._source, self._layout
-        source.root.refresh()
+        if source.references is None:
+            source.root.refresh()
         on_host = isinstance(out, np.ndarray)
         foreign = layout.road is Road.FOREIGN
         if not foreign and (on_host or _is_aligned(layout)):
@@ -69,7 +72,7 @@ class Reader:
         box = selection.as_box(out)
         elements = np.empty(box.shape, self._whole.dtype) if layout.fields else box
         reason = self._foreign_reason(on_host)
-        read_foreign(self._metadata, self._whole, source.root, source.prefix, selection, elements, reason)
+        read_foreign(self._metadata, self._whole, source, selection, elements, reason)
         if layout.fields:
             for name in layout.fields:
                 elements = elements[name]
@@ -91,6 +94,8 @@ class Reader:
         if layout.fields:
             pieces = _of_field(pieces, layout)
         fill = self._fill_whole if layout.index is None else self._fill_inner
+        if self._source.references is not None:
+            fill = self._fill_referenced
         swap = layout.swap(box.dtype)
         fill(pieces, box, 0 if on_host else swap)
         if on_host and swap:
@@ -102,9 +107,27 @@ class Reader:
         m = len(pieces.chunks)
         keys = self._keys(pieces.chunks)
         assert layout.form is not None
-        size = -1 if layout.decoder else layout.form.nbytes
+        nbytes = -1 if layout.decoder else layout.form.nbytes
         file, offset = np.arange(m), np.zeros(m, np.int64)
-        self._read(self._request(keys, file, offset, np.full(m, size), pieces, box, swap, whole=True), None)
+        size = np.full(m, nbytes)
+        request = self._request(self._source.root, keys, file, offset, size, pieces, box, swap, whole=True)
+        self._read(request, None)
+
+    def _fill_referenced(self, pieces: Pieces, box: Any, swap: int) -> None:
+        """Each chunk is a range of a file, which references tell."""
+        layout, references = self._layout, self._source.references
+        assert references is not None
+        assert layout.form is not None
+        exact = layout.form.nbytes if layout.decoder is None else None
+        most = None if layout.decoder is None else 2 * layout.decoder.capacity + _SPARE
+        keys = self._keys(pieces.chunks)
+        for group in references.locate(keys):
+            with group.open() as handles:
+                size = group.sizes(handles, exact=exact, most=most)
+                request = self._request(
+                    group.root, group.keys, group.file, group.offset, size, pieces, box, swap, whole=False
+                )
+                self._read(replace(request, handles=handles).part(group.chosen), [True] * len(handles))
 
     def _fill_inner(self, pieces: Pieces, box: Any, swap: int) -> None:
         """Each chunk is a range of a shard, which the shard's index tells."""
@@ -144,7 +167,7 @@ class Reader:
                 places = np.zeros((3, len(shard)), np.int64)
                 places[:, chosen] = locate(root, keys, handles, layout.index, shard[chosen], inner[chosen], exact=exact)
                 file, offset, size = places
-                request = self._request(keys, file, offset, size, pieces, box, swap, whole=False)
+                request = self._request(root, keys, file, offset, size, pieces, box, swap, whole=False)
                 self._read(replace(request, handles=handles).part(chosen), [h is not None for h in handles])
                 written = changed(handles)
             except ChunkError:
@@ -157,6 +180,7 @@ class Reader:
 
     def _request(
         self,
+        root: Root,
         keys: list[str],
         file: Int64,
         offset: Int64,
@@ -169,7 +193,7 @@ class Reader:
     ) -> ReadRequest:
         layout = self._layout
         return ReadRequest(
-            root=self._source.root,
+            root=root,
             keys=keys,
             file=file,
             offset=offset,
@@ -223,12 +247,8 @@ class Reader:
 
     def _any_file(self, selection: AnySelection) -> bool:
         """Whether one of the chunks of a foreign array has a file."""
-        root = self._source.root
-        return any(
-            stat is not None
-            for chunks in touched_chunks(self._layout, selection)
-            for stat in root.stats(self._keys(chunks))
-        )
+        chunks = touched_chunks(self._layout, selection)
+        return any(there for some in chunks for there in self._source.present(self._keys(some)))
 
 
 def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

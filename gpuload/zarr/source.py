@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import zarr
 
 from gpuload.config import config
+from gpuload.engine.reader import fetch
 from gpuload.errors import GpuloadError, NotZarrError, UnsupportedArrayError
 from gpuload.files.root import Root
 from gpuload.memory.device import Device, resolve
+from gpuload.request import Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.virtual_store import VirtualStore
 
 MAX_DOCUMENT = 64 << 20  # bytes of one metadata document; consolidated metadata have about one KiB an array
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
@@ -38,7 +42,13 @@ class Source:
     """
 
     def __init__(
-        self, store: DeviceStore, path: str, *, zarr_format: int | None, device: str | Device, strict: bool | None
+        self,
+        store: DeviceStore | VirtualStore,
+        path: str,
+        *,
+        zarr_format: int | None,
+        device: str | Device,
+        strict: bool | None,
     ) -> None:
         self.store = store
         self.path = path.strip("/")
@@ -49,12 +59,24 @@ class Source:
 
     @property
     def root(self) -> Root:
+        """The directory whose files the keys are; only where there are no `references`."""
+        assert isinstance(self.store, DeviceStore)
         return self.store.directory
 
     @property
     def name(self) -> str:
         """What people call the node: its path, or the name of the store at the root."""
-        return self.path or os.path.basename(self.root.path.rstrip("/"))
+        return self.path or os.path.basename(self.place.rstrip("/"))
+
+    @property
+    def references(self) -> VirtualStore | None:
+        """The store, where its entries are ranges of other files; None where each is a file."""
+        return self.store if isinstance(self.store, VirtualStore) else None
+
+    @property
+    def place(self) -> str:
+        """The path of the store."""
+        return self.store.path if isinstance(self.store, VirtualStore) else self.root.path
 
     @property
     def prefix(self) -> str:
@@ -87,23 +109,57 @@ class Source:
                 raise NotZarrError(f"{self!r}: its metadata is not JSON: {error}") from error
             raise UnsupportedArrayError(f"{self!r}: {type(error).__name__}: {error}") from error
 
+    def fetch(self, keys: Sequence[str], reason: Reason | None = None, most: int | None = None) -> list[Any]:
+        """The bytes of each key, on the host; None where there is none.
+
+        Parameters
+        ----------
+        reason
+            Why the fastpath cannot serve this, whatever the machine.
+        most
+            Bytes that one may have, where references tell how many they are.
+        """
+        if self.references is not None:
+            return self.references.fetch(keys, reason=reason, most=most)
+        return fetch(self.root, keys, reason=reason)
+
+    def present(self, keys: Sequence[str]) -> list[bool]:
+        """Whether each key is there."""
+        if self.references is not None:
+            return [self.references.has(key) for key in keys]
+        return [status is not None for status in self.root.stats(keys)]
+
+    def stats(self, keys: Sequence[str]) -> list[os.stat_result | None]:
+        """The status of the file that each key is, or is in; None where there is none."""
+        if self.references is not None:
+            return self.references.stats(keys)
+        return list(self.root.stats(keys))
+
+    def made_of(self, keys: Sequence[str]) -> list[os.stat_result | None]:
+        """The files that tell, by their status, whether what the keys hold is still the same."""
+        return ([] if self.references is None else [self.references.status()]) + self.stats(keys)
+
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """Bytes of each key; None where there is none."""
+        if self.references is not None:
+            return self.references.sizes(keys)
+        return [None if status is None else status.st_size for status in self.root.stats(keys)]
+
     def _check_documents(self) -> None:
         """Refuse metadata that would take minutes and gigabytes to parse."""
         keys = [self.prefix + name for name in _DOCUMENTS]
-        for key, status in zip(keys, self.root.stats(keys), strict=True):
-            if status is not None and status.st_size > MAX_DOCUMENT:
-                raise NotZarrError(
-                    f"{self!r}: {key!r} has {status.st_size} bytes, metadata may have {MAX_DOCUMENT} at most"
-                )
+        for key, size in zip(keys, self.sizes(keys), strict=True):
+            if size is not None and size > MAX_DOCUMENT:
+                raise NotZarrError(f"{self!r}: {key!r} has {size} bytes, metadata may have {MAX_DOCUMENT} at most")
 
     def __repr__(self) -> str:
-        return f"'{self.root.path}'" + (f" at {self.path!r}" if self.path else "")
+        return f"'{self.place}'" + (f" at {self.path!r}" if self.path else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.store, self.path, self.zarr_format, self._spec, self.strict)
 
 
 def _unpickle(
-    store: DeviceStore, path: str, zarr_format: int | None, device: str | Device, strict: bool | None
+    store: DeviceStore | VirtualStore, path: str, zarr_format: int | None, device: str | Device, strict: bool | None
 ) -> Source:
     return Source(store, path, zarr_format=zarr_format, device=device, strict=strict)

@@ -26,6 +26,7 @@ from gpuload.request import Int64
 from gpuload.zarr.array import Array
 from gpuload.zarr.foreign import touched_chunks
 from gpuload.zarr.layout import Layout
+from gpuload.zarr.source import Source
 
 _TICK = 0.05  # seconds; the kernel's clock ticks at least every 10 ms
 _LOOKS = 3
@@ -68,16 +69,19 @@ class FileState:
             One of its chunks or shards, or the metadata, changed since; a chunk may also be gone, or be there where
             none was.
         """
-        root, prefix = array.source.root, array.source.prefix
-        if _documents(root, prefix) != self.documents:
-            raise ChangedError(f"'{root.path}': the metadata of {prefix.strip('/') or 'the array'!r} {_CHANGED}")
+        source = array.source
+        if _documents(source) != self.documents:
+            raise ChangedError(f"'{source.place}': the metadata of {source.path or 'the array'!r} {_CHANGED}")
         keys = [] if selection is None or 0 in selection.box else _keys(array, selection)
         missing: dict[str, str] = {}
-        for key, status in zip(keys, root.stats(keys), strict=True):
+        for key, status in zip(keys, source.stats(keys), strict=True):
             if status is None:
                 missing.setdefault(key.rpartition("/")[0], key)
             elif status.st_ctime_ns > self.youngest:
-                raise ChangedError(f"'{root.path}': the chunk {key!r} {_CHANGED}")
+                raise ChangedError(f"'{source.place}': the chunk {key!r} {_CHANGED}")
+        if source.references is not None:  # the document tells what is not there
+            return
+        root = source.root
         # Of a chunk without a file the directory tells whether there was one, or of a missing directory the next one.
         for directory, key in missing.items():
             found = _nearest(root, directory)
@@ -88,19 +92,23 @@ class FileState:
 _CHANGED = "changed, or may have, since the array was opened for dask: open it anew"
 
 
-def look(root: Root, prefix: str) -> FileState:
-    """The state of the array whose keys start with `prefix`, as of the end of this call."""
+def look(source: Source) -> FileState:
+    """The state of the array of `source`, as of the end of this call."""
     for _ in range(_LOOKS):
         started = time.time_ns()
-        documents = _documents(root, prefix)
-        rows, youngest = _walk(root, prefix)
+        documents = _documents(source)
+        rows, youngest = _walk(source)
         if youngest < started - int(_TICK * 1e9):
             break
         time.sleep(_TICK)
     return FileState(_digest(rows), youngest, documents)
 
 
-def _documents(root: Root, prefix: str) -> tuple[Document, ...]:
+def _documents(source: Source) -> tuple[Document, ...]:
+    if source.references is not None:
+        status = source.references.status()
+        return ((status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns),)
+    root, prefix = source.root, source.prefix
     directory = root.stat(prefix.rstrip("/")) if prefix else os.fstat(root.fd)
     found = root.stats([prefix + name for name in _DOCUMENTS])
     # Of the directory only which one it is: its stamps change when a chunk is written that nobody asks for here.
@@ -117,10 +125,15 @@ def _nearest(root: Root, directory: str) -> os.stat_result | None:
     return os.fstat(root.fd)
 
 
-def _walk(root: Root, prefix: str) -> tuple[list[tuple[int, int, int, int]], int]:
-    """Inode, size, mtime and ctime of every file below `prefix`, and the latest ctime of files and directories."""
+def _walk(source: Source) -> tuple[list[tuple[int, int, int, int]], int]:
+    """Inode, size, mtime and ctime of every file of the array, and the latest ctime of files and directories."""
     rows: list[tuple[int, int, int, int]] = []
     youngest = 0
+    if source.references is not None:
+        found = source.references.files_below(source.prefix)
+        rows = [(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in found]
+        return rows, max(row[3] for row in rows)
+    root, prefix = source.root, source.prefix
     directories = [prefix]
     while directories:
         at = directories.pop()

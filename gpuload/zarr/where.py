@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import weakref
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from gpuload.zarr import shards
 from gpuload.zarr.array import Array
 from gpuload.zarr.layout import Layout
 from gpuload.zarr.shards import Index, IndexForm
+from gpuload.zarr.virtual_refs import WHOLE
+from gpuload.zarr.virtual_store import VirtualStore
 
 
 def grid_of(array: Array) -> tuple[int, ...]:
@@ -56,6 +60,8 @@ def chunks_of(array: Array, keys: Sequence[str], offsets: Int64) -> Int64:
         metadata or the index of a shard.
     """
     distinct, number = np.unique(np.asarray(keys, object), return_inverse=True)
+    if array.source.references is not None:
+        return _Ranges.of(array, array.source.references).chunks([str(key) for key in distinct], number, offsets)
     prefix = array.source.prefix
     names = [str(key) for key in distinct.tolist()]
     files = _coordinates(array.layout, [key[len(prefix) :] if key.startswith(prefix) else "" for key in names])
@@ -75,6 +81,46 @@ def chunks_of(array: Array, keys: Sequence[str], offsets: Int64) -> Int64:
                 rows = order[bounds[i] : bounds[i + 1]]
                 chunks[rows] = _inner(found, offsets[rows], files[i], index.grid, shape)
     return chunks
+
+
+class _Ranges:
+    """Which ranges of which files the chunks of an array are, as its references have them, in the order of both."""
+
+    _known: ClassVar[weakref.WeakKeyDictionary[Array, _Ranges]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, array: Array, store: VirtualStore) -> None:
+        self._store = store
+        prefix = array.source.prefix
+        keys, file, offset, size = store.spans(prefix)
+        shape = np.array(grid_of(array), np.int64).reshape(-1)
+        chunk = _numbers(_coordinates(array.layout, [key[len(prefix) :] for key in keys]), shape)
+        order = np.lexsort((offset, file))
+        order = order[chunk[order] >= 0]
+        self._file, self._offset, self._chunk = file[order], offset[order], chunk[order]
+        self._end = np.where(size[order] == WHOLE, np.iinfo(np.int64).max, self._offset + size[order])
+
+    @classmethod
+    def of(cls, array: Array, store: VirtualStore) -> _Ranges:
+        """Made once for each array."""
+        known = cls._known.get(array)
+        if known is None:
+            known = cls._known[array] = cls(array, store)
+        return known
+
+    def chunks(self, names: Sequence[str], number: Int64, offsets: Int64) -> Int64:
+        """The chunks that ranges belong to, which begin at `offsets` of the file that `names` has at `number`."""
+        chunks = np.full(len(offsets), -1, np.int64)
+        for i, name in enumerate(names):
+            file = self._store.file_number(name)
+            if file is None:
+                continue
+            first, last = np.searchsorted(self._file, [file, file + 1])
+            rows = np.flatnonzero(number == i)
+            at = np.searchsorted(self._offset[first:last], offsets[rows], side="right") - 1 + first
+            inside = at >= first
+            inside[inside] = offsets[rows[inside]] < self._end[at[inside]]
+            chunks[rows[inside]] = self._chunk[at[inside]]
+        return chunks
 
 
 def _coordinates(layout: Layout, keys: list[str]) -> Int64:
