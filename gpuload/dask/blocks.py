@@ -67,14 +67,15 @@ def divide(
     )
 
 
-def misaligned(extents: Extents, inner: Edges) -> list[int]:
-    """The dimensions along which a block begins inside of a chunk."""
+def misaligned(extents: Extents, inner: Edges, starts: Sequence[int] | None = None) -> list[int]:
+    """The dimensions along which one of the blocks, the first one at `starts`, ends where it shares a chunk."""
+    starts = [0] * len(extents) if starts is None else starts
     return [
         dim
-        for dim, (along, edge) in enumerate(zip(extents, inner, strict=True))
+        for dim, (start, along, edge) in enumerate(zip(starts, extents, inner, strict=True))
         if any(
             begin % edge if isinstance(edge, int) else begin not in {0, *accumulate(edge)}
-            for begin in list(accumulate(along))[:-1]
+            for begin in list(accumulate(along, initial=start))[1:-1]
         )
     ]
 

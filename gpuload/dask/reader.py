@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -71,7 +73,24 @@ class BlockReader:
         return f"<gpuload.dask.BlockReader {self.token} {self.shape} {self.dtype}>"
 
 
+_lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    # The thread that held the lock at the moment of the fork does not exist here.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def _opened(pickled: bytes, token: str) -> Array:
+    with _lock:  # several threads of a worker begin at once
+        return _open(pickled, token)
+
+
 @lru_cache(maxsize=256)
-def _opened(pickled: bytes, _token: str) -> Array:
+def _open(pickled: bytes, _token: str) -> Array:
     array: Array = pickle.loads(pickled)  # noqa: S301 - made above, by who made the graph
     return array

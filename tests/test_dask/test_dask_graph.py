@@ -282,7 +282,7 @@ def test_auto_is_what_the_computing_process_is_configured_for(small: Path, fake_
     with gpuload.config.set(device="cuda:0"):
         reader = reader_of(next(iter(dict(from_zarr(small).dask).values())))
     travelled = pickle.dumps(reader)
-    reader_module._opened.cache_clear()
+    reader_module._open.cache_clear()
     with gpuload.config.set(device="cuda:1"):
         assert pickle.loads(travelled).array.device == "cuda:1"
-    reader_module._opened.cache_clear()
+    reader_module._open.cache_clear()
