@@ -86,8 +86,8 @@ class DirectBackend(Protocol):
 
     name: str
 
-    def score(self, handle: FileHandle, *, device_memory: bool) -> Reason | None:
-        """Why ranges of this file cannot come this way, whatever their offsets; None: they can."""
+    def score(self, handle: FileHandle, *, device_memory: bool, gpu: int) -> Reason | None:
+        """Why ranges of this file cannot come to that GPU this way, whatever their offsets; None: they can."""
         ...
 
     def open(self) -> Reason | None:
@@ -107,11 +107,15 @@ class DirectBackend(Protocol):
         """Whether it writes, too."""
         ...
 
-    def read(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+    def read(
+        self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
+    ) -> Moved:
         """Read whole blocks that lie inside a leased file; never raises."""
         ...
 
-    def write(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+    def write(
+        self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
+    ) -> Moved:
         """Write whole blocks into a leased file that is open for it; never raises."""
         ...
 

@@ -167,6 +167,11 @@ def fastpath(device: Device, forced: str | None = None) -> Fastpath:
     return Fastpath(entry.backend(), entry.name, None)
 
 
+def fastpath_name(device: Device) -> str | None:
+    """The fastpath backend of a device's vendor, usable or not; None on the host."""
+    return DIRECT[vendor(device.xp)].name if isinstance(device, GpuDevice) else None
+
+
 def _host_fastpath() -> Fastpath:
     """Why bytes that go to the host do not go by the fastpath; loads no library to tell."""
     if not _vendor_package():

@@ -122,6 +122,8 @@ class VendorBackend(ABC):
         self._opened = False
         self._doubt: Reason | None = None
         self._takes_direct: dict[int, bool] = {}  # by st_dev
+        # By st_dev and GPU: what said that there is no way between them, as long as nothing came on it; None: it did.
+        self._routes: dict[tuple[int, int], VendorError | None] = {}
         self._buffers: set[int] = set()
 
     @abstractmethod
@@ -142,10 +144,13 @@ class VendorBackend(ABC):
         """Whether the user told the library to take any file system."""
         return False
 
-    def score(self, handle: FileHandle, *, device_memory: bool) -> Reason | None:
-        """Why ranges of this file cannot come this way, whatever their offsets; None: they can."""
+    def score(self, handle: FileHandle, *, device_memory: bool, gpu: int) -> Reason | None:
+        """Why ranges of this file cannot come to that GPU this way, whatever their offsets; None: they can."""
         candidate = Candidate(handle.geometry, self._unbuffered_reason(handle), device_memory=device_memory)
-        return score(candidate, any_file_system=self.any_file_system())
+        reason = score(candidate, any_file_system=self.any_file_system())
+        if reason is None and self._routes.get((handle.identity.device, gpu)) is not None:
+            return Reason.P2P_ROUTE
+        return reason
 
     def _unbuffered_reason(self, handle: FileHandle) -> Reason | None:
         """Whether there will be an unbuffered descriptor: a file of each file system is opened, once, to see."""
@@ -209,18 +214,22 @@ class VendorBackend(ABC):
             self._buffers.discard(pointer)
             self.library.deregister_buffer(pointer)
 
-    def read(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+    def read(
+        self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
+    ) -> Moved:
         """Read whole blocks that lie inside the file; never raises, errors come with what was moved before them."""
-        return self._move(self.library.read, handle, pointer, size, file_offset, buffer_offset)
+        return self._move(self.library.read, handle, pointer, size, file_offset, buffer_offset, gpu)
 
     @property
     def writes(self) -> bool:
         """Whether the library has the call."""
         return "write" in self.library.features
 
-    def write(self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int) -> Moved:
+    def write(
+        self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
+    ) -> Moved:
         """Write whole blocks, as `read` reads them; the file is open for writing."""
-        return self._move(self.library.write, handle, pointer, size, file_offset, buffer_offset)
+        return self._move(self.library.write, handle, pointer, size, file_offset, buffer_offset, gpu)
 
     def _move(
         self,
@@ -230,7 +239,12 @@ class VendorBackend(ABC):
         size: int,
         file_offset: int,
         buffer_offset: int,
+        gpu: int,
     ) -> Moved:
+        route = handle.identity.device, gpu
+        known = self._routes.get(route)
+        if known is not None:
+            return Moved(0, 0, known)
         done = moved = stalls = 0
         try:
             token = self.attach(handle)
@@ -238,6 +252,8 @@ class VendorBackend(ABC):
                 want = min(size - done, MAX_BYTES)
                 n = call(token, pointer, want, file_offset + done, buffer_offset + done)
                 moved += n
+                if n:
+                    self._routes[route] = None
                 # Behind a part of a block nothing direct can start: it is moved again.
                 whole = n if n == want else n - n % handle.geometry.direct_offset_align
                 done += whole
@@ -245,6 +261,8 @@ class VendorBackend(ABC):
                 if not n or stalls == _STALLS:
                     break
         except Exception as error:
+            if isinstance(error, VendorError) and error.errno in _NO_ROUTE:
+                self._routes.setdefault(route, error)
             return Moved(done, moved, error)
         return Moved(done, moved, None)
 

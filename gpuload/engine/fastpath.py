@@ -103,7 +103,7 @@ class _Reads:
         self._submitted[row] = monotonic()
         with read.device.handle:
             result: Moved = read.backend.read(
-                handle, self._pointer, size, int(ranges.offset[row]), int(ranges.place[row])
+                handle, self._pointer, size, int(ranges.offset[row]), int(ranges.place[row]), gpu=read.device.index
             )
         self._completed[row] = monotonic()
         self._done[row], self._moved[row] = result.done, result.moved

@@ -102,7 +102,7 @@ def read(request: ReadRequest) -> None:
 def _road(device: Device, reason: Reason | None) -> registry.Fastpath:
     """What fastpath there is for a device; none for a request that has a `reason` of its own."""
     if reason is not None:
-        return registry.Fastpath(None, None, reason)
+        return registry.Fastpath(None, registry.fastpath_name(device), reason)
     return registry.fastpath(device, config.get("backend"))
 
 
@@ -144,7 +144,8 @@ def _refusal_at_once(request: ReadRequest, device: Device, road: registry.Fastpa
 def _score(handle: FileHandle, request: ReadRequest, device: Device, road: registry.Fastpath) -> Reason | None:
     assert road.backend is not None
     plain = runtime.is_plain_device_memory(device.xp, request.out.data.ptr)
-    return road.backend.score(handle, device_memory=plain)
+    assert isinstance(device, GpuDevice)
+    return road.backend.score(handle, device_memory=plain, gpu=device.index)
 
 
 def _divide(request: ReadRequest, device: Device, road: registry.Fastpath) -> None:

@@ -74,7 +74,7 @@ def _refusal(
     if road.backend is None:
         return road.reason, None
     plain = runtime.is_plain_device_memory(device.xp, data.data.ptr)
-    reason = road.backend.score(handle, device_memory=plain)
+    reason = road.backend.score(handle, device_memory=plain, gpu=device.index)
     if reason is not None:
         return reason, None
     if not road.backend.writes:
@@ -158,7 +158,9 @@ class _DirectWrite:
         def one(i: int) -> None:
             began = monotonic()
             with self._device.handle:
-                moved = self._backend.write(self._handle, pointer, edges[i + 1] - edges[i], edges[i], edges[i] - start)
+                moved = self._backend.write(
+                    self._handle, pointer, edges[i + 1] - edges[i], edges[i], edges[i] - start, gpu=self._device.index
+                )
             results[i] = moved, began, monotonic()
 
         work, threads = Round(one, len(results)), calls(integer("fastpath.threads"))

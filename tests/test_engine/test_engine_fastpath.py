@@ -269,6 +269,7 @@ def test_encoded_chunks_are_for_the_host(fake_vendor: ModuleType, stored: Make, 
     reader.read(replace(array.request(..., out)[0], reason=Reason.HOST_CODEC))
     assert out.get().tobytes() == right(array)
     assert set(by_fallback(served)) == {"host-codec"}
+    assert all(event.declined[fake_vendor.name] is Reason.HOST_CODEC for event in served)
 
 
 # ---------------------------------------------------------------------- certainty
@@ -338,6 +339,30 @@ def test_no_route_to_the_drive_is_tried_again_by_the_fallback(
     hip.fake.faults["read"] = hip.always(hip.error(number))
     with config.set(strict=True), pytest.raises(StrictError, match="p2p-route"):
         read(hip, array)
+
+
+def test_a_drive_without_a_route_is_asked_once_a_gpu(fake_vendor: ModuleType, stored: Make, served: list[Any]) -> None:
+    array, fake = stored(random((64, 64)), (16, 16)), fake_vendor.fake
+    fake.faults["read"] = fake_vendor.always(fake_vendor.error(errno.ENODEV))
+    with config.set({"fastpath.threads": 1}):
+        for _ in range(3):
+            assert read(fake_vendor, array).get().tobytes() == right(array)
+        assert fake.calls["read"] == 1
+        with fake.cupy.cuda.Device(1):
+            out = fake.cupy.empty((64, 64), array.dtype)
+            assert read(fake_vendor, array, ..., out).get().tobytes() == right(array)
+        assert fake.calls["read"] == 2
+    assert set(by_fallback(served)) == {"p2p-route"}
+    assert all(event.declined == {fake_vendor.name: Reason.P2P_ROUTE} for event in served)
+
+
+def test_a_route_that_was_taken_is_tried_on(fake_vendor: ModuleType, stored: Make, served: list[Any]) -> None:
+    array = stored(random((64, 64)), (16, 16))
+    fake_vendor.fake.faults["read"] = fake_vendor.at(2, fake_vendor.error(errno.ENODEV))
+    with config.set({"fastpath.threads": 1}):
+        assert read(fake_vendor, array).get().tobytes() == right(array)
+    assert fake_vendor.fake.calls["read"] == 16
+    assert by_fallback(served) == {"p2p-route": 16 * 16 * 4}
 
 
 def test_a_decline_is_served_by_the_fallback(hip: ModuleType, stored: Make, served: list[Any]) -> None:
