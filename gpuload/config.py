@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "piece_bytes": 1 << 20,  # the longest single read
     "direct": {
         "host": "auto",  # read rows straight into host arrays: "auto" | "always" where possible | "never"
+        "cold": "auto",  # read past the page cache: "auto" | "always" where possible | "never"
     },
     "uring": {
         "entries": 2048,

@@ -153,10 +153,15 @@ class Batch:
         int64 (n,): bytes of the whole file where a row proves them, else -1; for the error message.
     open_ended
         `want` is a capacity: a file may end before it without being too short.
+    direct
+        Not 0: read past the page cache, by the handles' unbuffered descriptors, in whole blocks of that many bytes. In
+        the block each row lies as in its file, with room for the blocks around it.
     got, submitted, completed
         Results: bytes per row, and `time.monotonic()` when its first read went in and its last came back.
     missing
         bool (files,): no such file.
+    refused
+        Why some of it came by way of the page cache all the same.
     error
         The first thing that went wrong; nothing of the batch may be used then.
     """
@@ -174,6 +179,7 @@ class Batch:
     sizes: Int64
     vectors: Int64 | None = None
     open_ended: bool = False
+    direct: int = 0
     proofs_from: int = -1  # rows from here on only prove the size of a file; -1: none does
     dense: bool = True  # most of its files are likely to be there
     owner: Any = None
@@ -182,6 +188,7 @@ class Batch:
     submitted: Float64 = field(init=False)
     completed: Float64 = field(init=False)
     missing: npt.NDArray[np.bool_] = field(init=False)
+    refused: Reason | None = None
     error: Exception | None = None
     registered: bool = False
     blob: npt.NDArray[np.uint8] | None = None
@@ -209,6 +216,31 @@ class Batch:
         rest = behind(self.block.array[start : start + count * IOVEC.itemsize].view(IOVEC), got)
         self.rests.append(rest)
         return rest.ctypes.data, len(rest)
+
+    @property
+    def moved(self) -> Int64:
+        """int64 (n,): bytes that were transferred, of whole blocks where only these could be asked for."""
+        if not self.direct or self.refused is not None:
+            return self.got
+        first, last = self.file_offset, self.file_offset + self.got
+        return -(-last // self.direct) * self.direct - first // self.direct * self.direct
+
+    def finish_buffered(self, row: int, got: int) -> int:
+        """Read what a row still lacks by way of the page cache, at once; returns the bytes it has then."""
+        assert self.handles is not None
+        handle = self.handles[int(self.file[row])]
+        start, offset = int(self.address[row]) - self.block.address, int(self.file_offset[row])
+        want, ask = int(self.want[row]), int(self.ask[row])
+        memory = memoryview(self.block.array)  # type: ignore[arg-type]
+        try:
+            while got < want:
+                n = os.preadv(handle.buffered_fd, [memory[start + got : start + ask]], offset + got)
+                if n == 0:
+                    break
+                got += n
+        except OSError as error:
+            self.fail_read(row, error.errno or 0)
+        return got
 
     def fail(self, error: Exception) -> None:
         """Keep the first error."""

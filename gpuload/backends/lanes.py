@@ -107,9 +107,8 @@ class Lane:
         data = np.arange(len(batch), dtype=np.int64) + self.mark
         if batch.vectors is None:
             buffer = batch.block.buffer if batch.registered else None
-            return abi.read_rows(
-                slot, offset, batch.address + batch.got, batch.ask - batch.got, data, buf_index=buffer, flags=flags
-            )
+            offset, address, size = self._blocks(offset, batch.address + batch.got, batch.ask - batch.got)
+            return abi.read_rows(slot, offset, address, size, data, buf_index=buffer, flags=flags)
         table, count = batch.address, batch.vectors
         begun = np.flatnonzero((batch.got > 0) & (batch.got < batch.want)).tolist()
         if begun:
@@ -122,7 +121,8 @@ class Lane:
         """The reads that go through the window."""
         # Where only the end of each file is to be seen, the read is none.
         long = max(self.want) >= ASYNC_FROM and (rows is None or int(self.batch.got[rows].min()) == 0)
-        reads = self.read_rows(abi.IOSQE_ASYNC if long else 0)
+        # A drive is asked, and waited for, without a worker.
+        reads = self.read_rows(abi.IOSQE_ASYNC if long and not self.batch.direct else 0)
         return reads if rows is None else reads.view(_OPAQUE)[rows].view(abi.SQE)
 
     def rest_of(self, row: int) -> Rows:
@@ -133,15 +133,23 @@ class Lane:
         if batch.vectors is not None:
             table, count = batch.rest_of_table(row, got)
             return abi.readv_rows(slot, offset, table, count, data, flags=abi.IOSQE_ASYNC)
-        return abi.read_rows(
-            slot,
-            offset,
-            batch.address[one] + got,
-            batch.ask[one] - got,
-            data,
-            buf_index=batch.block.buffer if batch.registered else None,
-            flags=abi.IOSQE_ASYNC,
-        )
+        offset, address, size = self._blocks(offset, batch.address[one] + got, batch.ask[one] - got)
+        buffer = batch.block.buffer if batch.registered else None
+        return abi.read_rows(slot, offset, address, size, data, buf_index=buffer, flags=abi.IOSQE_ASYNC)
+
+    def _blocks(self, offset: Int64, address: Int64, size: Int64) -> tuple[Int64, Int64, Int64]:
+        """The reads themselves, or the whole blocks around them where they go past the page cache."""
+        align = self.batch.direct
+        if not align:
+            return offset, address, size
+        skew = offset % align
+        return offset - skew, address - skew, -(-(size + skew) // align) * align
+
+    def taken_of(self, row: int, result: int) -> int:
+        """How many bytes that a row asked for came with `result` bytes of whole blocks."""
+        batch = self.batch
+        skew = int(batch.file_offset[row]) % batch.direct
+        return max(0, min(result - skew, int(batch.ask[row])))
 
     def chain_rows(self, order: Weave) -> Rows:
         """Everything, in chains: opens and checks linked softly, reads firmly."""

@@ -23,6 +23,7 @@ from collections import deque
 from time import monotonic
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuload.backends.base import Availability, Batch
 from gpuload.backends.chains import weave
@@ -168,8 +169,7 @@ class UringBackend:
             if batch.handles is None:
                 lane.names = batch.names()
             else:
-                fds = np.fromiter((h.buffered_fd for h in batch.handles), np.int32, len(batch.handles))
-                self.ring.update_files(lane.first, fds)
+                self.ring.update_files(lane.first, _descriptors(batch))
             if self._suits_chains(batch):
                 self._begin_chains(lane)
                 return
@@ -225,7 +225,7 @@ class UringBackend:
     # ------------------------------------------------------------------ chains
 
     def _suits_chains(self, batch: Batch) -> bool:
-        if self.mode == "window" or not len(batch):
+        if self.mode == "window" or not len(batch) or batch.direct:
             return False
         if self.mode == "auto":
             longest = int(batch.ask.max())
@@ -410,13 +410,33 @@ class UringBackend:
                 continue
             self._reading -= 1
             lane.completed[row] = now
-            if result > 0:
-                lane.got[row] += result
-            if lane.got[row] < lane.want[row] and self._goes_on(lane, row, result):
-                continue
+            if lane.batch.direct and -result not in RETRY:
+                self._came_direct(lane, row, result)
+            else:
+                if result > 0:
+                    lane.got[row] += result
+                if lane.got[row] < lane.want[row] and self._goes_on(lane, row, result):
+                    continue
             lane.left -= 1
             if not lane.left:
                 self._finish(lane)
+
+    def _came_direct(self, lane: Lane, row: int, result: int) -> None:
+        """Blocks came, or the kernel refused them, or not all of them came: the rest comes through the page cache.
+
+        Where a read ended short the next one would have to start inside a block, which O_DIRECT refuses.
+        """
+        batch = lane.batch
+        if result < 0 and result != -errno.EINVAL:
+            batch.fail_read(row, -result)
+            return
+        got = lane.taken_of(row, max(0, result))
+        if got < lane.want[row] and batch.error is None:
+            if result < 0:
+                batch.refused = Reason.ODIRECT_REFUSED
+            got = batch.finish_buffered(row, got)
+            lane.completed[row] = monotonic()
+        lane.got[row] = got
 
     def _open_failed(self, lane: Lane, file: int, code: int) -> None:
         if code in RETRY and lane.retries < _OPEN_RETRIES:
@@ -440,3 +460,16 @@ class UringBackend:
     def close(self) -> None:
         """Wait for everything in flight, then let go of files and buffers."""
         self.ring.close()
+
+
+def _descriptors(batch: Batch) -> npt.NDArray[np.int32]:
+    """Of the files of a batch; the unbuffered ones where all have one, and it is to be read past the page cache."""
+    assert batch.handles is not None
+    if batch.direct:
+        unbuffered = [handle.unbuffered_fd for handle in batch.handles]
+        found = [fd for fd in unbuffered if fd is not None]
+        if len(found) == len(unbuffered):
+            return np.array(found, np.int32)
+        lacking = next(handle for handle, fd in zip(batch.handles, unbuffered, strict=True) if fd is None)
+        batch.direct, batch.refused = 0, lacking.unbuffered_reason
+    return np.fromiter((handle.buffered_fd for handle in batch.handles), np.int32, len(batch.handles))

@@ -34,6 +34,8 @@ class Contender:
         It cannot read into host memory.
     records
         Its reads are in gpuload's record.
+    cold_only
+        It is one of cold reads.
     since
         First version of `package` that has it.
     """
@@ -43,6 +45,7 @@ class Contender:
     settings: Mapping[str, Prepare]
     gpu_only: bool = False
     records: bool = False
+    cold_only: bool = False
     since: tuple[int, int] = (0, 0)
 
     @property
@@ -72,11 +75,13 @@ def _then_copied(read: Read, gpu: bool) -> Read:
     return lambda: cupy.asarray(read())
 
 
-def _gpuload(backend: str | None) -> Prepare:
+def _gpuload(**options: Any) -> Prepare:
+    """gpuload with values of its configuration, ``__`` for dots."""
+
     def prepare(path: str, gpu: bool) -> Read:
         import gpuload
 
-        gpuload.config.set(backend=backend)
+        gpuload.config.set({name.replace("__", "."): value for name, value in options.items()})
         array = gpuload.open(path, device="cuda" if gpu else "cpu")
         assert isinstance(array, gpuload.Array)
         return lambda: array[...]
@@ -170,8 +175,11 @@ _CORES = os.cpu_count() or 1
 _MANY = max(32, 4 * _CORES)  # more than a default, for those who wait more than they compute
 
 CONTENDERS = (
-    Contender("gpuload", "gpuload", {"default": _gpuload(None)}, records=True),
-    Contender("gpuload (posix)", "gpuload", {"default": _gpuload("posix")}, records=True),
+    Contender("gpuload", "gpuload", {"default": _gpuload()}, records=True),
+    Contender("gpuload (posix)", "gpuload", {"default": _gpuload(backend="posix")}, records=True),
+    Contender(
+        "gpuload (O_DIRECT)", "gpuload", {"default": _gpuload(direct__cold="always")}, records=True, cold_only=True
+    ),
     Contender(
         "kvikio",
         "kvikio",

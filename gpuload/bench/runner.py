@@ -90,7 +90,7 @@ def run_case(
         workers: list[Worker] = []
         for contender in contenders:
             progress(f"{case.name}: {contender.name}")
-            if case.mode is not Mode.RECORD or contender.records:
+            if _takes_part(contender, case):
                 workers.append(stack.enter_context(Worker(contender, path, len(values), gpu=gpu, mode=case.mode)))
         cached = cache.cached_share(path) if case.mode is not Mode.COLD else None
         for i in range(repeats):
@@ -112,6 +112,13 @@ def run_case(
         "limit": None if most is None else {"what": _LIMITS[type(limit)], "gb_per_s": most},
         "results": rows(workers, int(values.nbytes), case.chunk_bytes, most),
     }
+
+
+def _takes_part(contender: Contender, case: Case) -> bool:
+    """Whether this case is anything to the contender; gpuload's own record is compared once."""
+    if case.mode is Mode.RECORD:
+        return contender.name == OWN
+    return case.mode is Mode.COLD or not contender.cold_only
 
 
 _LIMITS = {limits.Decoder: "decoder alone", limits.Drive: "raw O_DIRECT"}

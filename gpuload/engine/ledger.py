@@ -38,6 +38,7 @@ class Ledger:
         self.plan, self.choice = plan, choice
         self.declined: dict[str, Reason] = {**plan.request.declined, **choice.declined}
         self._heard = events.heard()
+        self._direct = False  # what is noted came past the page cache
         self._noted: list[_Rows] = []
         self._count = 0
         self._last = monotonic()
@@ -49,6 +50,12 @@ class Ledger:
         self.advance(*self.plan.batches.bounds[batch.index : batch.index + 2].tolist())
         if not self._heard:
             return
+        direct = bool(batch.direct) and batch.refused is None
+        if direct is not self._direct:
+            self._publish()
+            self._direct = direct
+        if batch.refused is not None:
+            self.declined["o_direct"] = batch.refused
         rows = _rows(batch)
         if batch.missing.any():
             present = ~batch.missing[rows.key]
@@ -95,7 +102,7 @@ class Ledger:
         request = self.plan.request
         events.publish(
             Served(
-                backend=self.choice.name,
+                backend=f"{self.choice.name} (O_DIRECT)" if self._direct else self.choice.name,
                 read_path=ReadPath.FALLBACK,
                 reason=request.reason,
                 decode=Decode.HOST if request.decoder or request.reason is Reason.HOST_CODEC else Decode.NONE,
@@ -118,7 +125,7 @@ def _rows(batch: Batch) -> _Rows:
     piece = batch.piece
     n = int(piece[: batch.proofs_from].max()) + 1 if len(piece) else 0
     if n == len(piece):
-        return _Rows(batch.keys, batch.file, batch.file_offset, size, batch.got, batch.submitted, batch.completed)
+        return _Rows(batch.keys, batch.file, batch.file_offset, size, batch.moved, batch.submitted, batch.completed)
     first = np.full(n, len(piece), np.int64)
     np.minimum.at(first, piece, np.arange(len(piece)))
     started, ended = np.full(n, np.inf), np.zeros(n)
@@ -127,5 +134,5 @@ def _rows(batch: Batch) -> _Rows:
     # The proof of a file's size is no wanted byte: it comes after the last piece's rows, and re-reads a byte.
     proof = np.arange(len(piece)) >= batch.proofs_from
     wanted = np.bincount(piece, np.where(proof, 0, size), n).astype(np.int64)
-    moved = np.bincount(piece, batch.got, n).astype(np.int64)
+    moved = np.bincount(piece, batch.moved, n).astype(np.int64)
     return _Rows(batch.keys, batch.file[first], batch.file_offset[first], wanted, moved, started, ended)

@@ -114,14 +114,22 @@ class Plan:
     """Rows, batches and places of one request.
 
     Pieces of chunks that are known to be missing come last, in no batch: ``live`` pieces are read.
+
+    With `direct`, the alignment that reads past the page cache need, the room of a piece is whole blocks of that many
+    bytes, and the piece lies in it as it lies in the blocks of its file.
     """
 
-    loose = False  # in a block every piece starts at a multiple of 64
-
     def __init__(
-        self, request: ReadRequest, *, batch_bytes: int, piece_bytes: int, max_files: int, on_host: bool = False
+        self,
+        request: ReadRequest,
+        *,
+        batch_bytes: int,
+        piece_bytes: int,
+        max_files: int,
+        on_host: bool = False,
+        direct: int = 0,
     ) -> None:
-        self.request = request
+        self.request, self.direct = request, direct
         pieces = request.pieces
         file = request.file[pieces.chunk]
         order = order_pieces(file, request)
@@ -133,7 +141,7 @@ class Plan:
         self.unit = request.swap or request.itemsize
         self.pieces = with_swap_axis(collapse(pieces, request.itemsize), request)
         self._stored(pieces)
-        self.vectors = vectors_of(self) if on_host else None
+        self.vectors = vectors_of(self) if on_host and not direct else None
         self._pack(batch_bytes, piece_bytes, max_files)
 
     def _stored(self, pieces: Pieces) -> None:
@@ -162,7 +170,11 @@ class Plan:
         self.piece_bytes, self.max_files = piece_bytes, max_files
         # The surplus byte that proves a file's size falls on the next piece, or behind the last: it comes only with
         # an error, when none of the block is used.
-        stored = _round(self.want)
+        align = self.align = max(_ALIGN, self.direct)
+        skew = self.file_offset % self.direct if self.direct else np.zeros(live, np.int64)
+        stored = -(-(skew + self.want) // align) * align
+        # Elsewhere every piece starts at a multiple of 64.
+        self.loose = request.decoder is None and bool((skew % (self.unit & -self.unit)).any())
         decoded = 0 if request.decoder is None else _round(request.decoder.decoded_size)
         self.batches: Batches = batch(
             stored + decoded, self.file, batch_bytes=batch_bytes, max_groups=max_files, align=_ALIGN, slack=0
@@ -171,7 +183,7 @@ class Plan:
         ends = np.cumsum(stored)
         starts = ends - stored
         first = np.repeat(self.batches.bounds[:-1], np.diff(self.batches.bounds))
-        self.stored_offset = starts - starts[first] if live else starts
+        self.stored_offset = (starts - starts[first] if live else starts) + skew
         self.stored_bytes = np.add.reduceat(stored, self.batches.bounds[:-1]) if live else starts
         if request.decoder is None:
             self.data_offset = self.stored_offset
@@ -221,8 +233,7 @@ class Plan:
         proofs = min(last - first, self.max_files) if self.proving else 0
         if self.vectors is not None:
             return Part(first, last, self.vectors.room(first, last, proofs), (0, 0), self.open_ended)
-        proofs *= _ALIGN
-        return Part(first, last, data[1] + _ALIGN + proofs, data, self.open_ended)
+        return Part(first, last, data[1] + self.align + proofs * _ALIGN, data, self.open_ended)
 
     def batch(self, index: int, part: Part, block: Block) -> Batch:
         """The batch `index`, to be read into `block`."""
@@ -278,6 +289,7 @@ class Plan:
             vectors=vectors,
             open_ended=self.open_ended,
             proofs_from=proofs_from,
+            direct=self.direct,
             index=index,
         )
 

@@ -5,11 +5,8 @@ Threads: safe, each caller waits for its own job. Fork: a child's host reads sta
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,15 +16,16 @@ from gpuload.backends import registry
 from gpuload.backends.base import Batch, DirectBackend
 from gpuload.bindings import runtime
 from gpuload.config import config, flag, integer
+from gpuload.engine import cold
 from gpuload.engine.decode import Places, decode, decode_chunk
 from gpuload.engine.fastpath import DirectRead, Unsuited
+from gpuload.engine.handles import handle_cache, lease
 from gpuload.engine.job import Job, missing_pieces, place
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
 from gpuload.engine.transfer import IoThread, io_thread
 from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError, VendorError
 from gpuload.files.blocks import direct_reason
-from gpuload.files.cache import HandleCache
 from gpuload.files.geometry import geometry
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root, not_regular
@@ -41,29 +39,6 @@ __all__ = ["Decoder", "ReadRequest", "fetch", "handle_cache", "lease", "read"]
 _BATCHES = 16  # a read is divided into, if its batches are not smaller or larger than they may be
 _SMALL_BATCH = 4 << 20
 _APART = 64  # fetched ranges start at multiples of this in their common buffer
-
-
-@lru_cache(maxsize=1)
-def handle_cache() -> HandleCache:
-    """The process's cache of open handles."""
-    return HandleCache()
-
-
-os.register_at_fork(after_in_child=handle_cache.cache_clear)
-
-
-@contextmanager
-def lease(root: Root, keys: Sequence[str]) -> Iterator[list[FileHandle | None]]:
-    """Open handles of `keys` for the time of a block; None where there is no such file.
-
-    All are open at once, so `keys` may be at most ``handle_cache().wave_size`` many.
-    """
-    cache = handle_cache()
-    handles = cache.acquire(root, keys)
-    try:
-        yield handles
-    finally:
-        cache.release(handles)
 
 
 def read(request: ReadRequest) -> None:
@@ -239,11 +214,19 @@ def _read_once(request: ReadRequest, device: Device, *, nested: bool = False) ->
     io = io_thread()
     choice, (batch_bytes, max_files) = _choose(io, device)
     batch_bytes = _share(request, batch_bytes)
-    on_host = not isinstance(device, GpuDevice)
+    # A nested read is small, and its caller may hold all the handles there are.
+    past_cache = cold.Road() if choice.name != "io_uring" or nested else cold.road(request)
+    if past_cache.reason is not None:
+        request = replace(request, declined={**request.declined, "o_direct": past_cache.reason})
     plan = Plan(
-        request, batch_bytes=batch_bytes, piece_bytes=integer("piece_bytes"), max_files=max_files, on_host=on_host
+        request,
+        batch_bytes=batch_bytes,
+        piece_bytes=integer("piece_bytes"),
+        max_files=max_files,
+        on_host=not isinstance(device, GpuDevice),
+        direct=past_cache.align,
     )
-    if request.handles is None and plan.needs_handles:
+    if request.handles is None and (plan.needs_handles or past_cache.align):
         _read_in_waves(request, device, _read_once)
         return
     sink: Sink = DeviceSink(plan, device) if isinstance(device, GpuDevice) else HostSink(plan)

@@ -51,7 +51,7 @@ def test_a_contender_reads_right_values(
         assert most["backend"] == "posix" or contender.name != "gpuload (posix)"
 
 
-@pytest.mark.parametrize("contender", HERE[:3:2], ids=lambda contender: contender.name)
+@pytest.mark.parametrize("contender", HERE[:4:3], ids=lambda contender: contender.name)
 def test_a_chunk_that_changed_is_seen(tmp_path: Path, values: np.ndarray[Any, Any], contender: Contender) -> None:
     path = tmp_path / "a"
     write(CASES[0], str(path), values)
@@ -66,7 +66,7 @@ def test_a_chunk_that_changed_is_seen(tmp_path: Path, values: np.ndarray[Any, An
     assert not worker.equal
 
 
-@pytest.mark.parametrize("contender", HERE[:3:2], ids=lambda contender: contender.name)
+@pytest.mark.parametrize("contender", HERE[:4:3], ids=lambda contender: contender.name)
 def test_an_array_that_is_not_there_is_an_error(
     tmp_path: Path, values: np.ndarray[Any, Any], contender: Contender
 ) -> None:
@@ -87,7 +87,7 @@ def test_names_are_distinct_and_found() -> None:
 
 def test_who_is_present() -> None:
     names = [contender.name for contender in HERE]
-    assert names[:2] == ["gpuload", "gpuload (posix)"]
+    assert names[:3] == ["gpuload", "gpuload (posix)", "gpuload (O_DIRECT)"]
     assert "zarr" in names
     assert not any(contender.gpu_only for contender in HERE)
     assert "zarr (GPU buffers)" in [contender.name for contender in present(gpu=True)]

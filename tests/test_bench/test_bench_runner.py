@@ -129,7 +129,7 @@ def test_a_report(tmp_path: Path) -> None:
 
 def test_a_cold_case_drops_the_files_before_each_read(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
     case = Case("64 KiB cold", 64 * KIB, mode=Mode.COLD)
-    contenders = [named("gpuload"), named("zarr")]
+    contenders = [named("gpuload"), named("gpuload (O_DIRECT)")]
     found = run_case(case, str(tmp_path), values, contenders, gpu=False, repeats=2)
     assert (tmp_path / "64_KiB" / "zarr.json").exists()
     for row in found["results"]:
@@ -139,6 +139,11 @@ def test_a_cold_case_drops_the_files_before_each_read(tmp_path: Path, values: np
     if found["limit"] is not None:
         assert found["limit"]["what"] == "raw O_DIRECT"
     assert found["cached_share"] in (0, 1)  # 1 where the cache is all there is
+
+
+def test_who_is_for_cold_reads_alone_takes_no_part_in_others(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
+    found = run_case(RAW, str(tmp_path), values, [named("gpuload (O_DIRECT)")], gpu=False, repeats=1)
+    assert found["results"] == []
 
 
 def test_a_busy_case_reads_alone_and_beside_a_thread(tmp_path: Path, values: np.ndarray[Any, Any]) -> None:
