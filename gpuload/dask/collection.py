@@ -64,7 +64,7 @@ def from_zarr(
     Raises
     ------
     UnsupportedArrayError
-        A group; say which of its arrays.
+        A group; say which of its arrays. Or references to ranges of other files.
     KeyError
         There is no such component.
     ChangedError
@@ -88,8 +88,12 @@ def from_zarr(
         raise UnsupportedArrayError(
             f"{node.name or 'the root'!r} is a group: give one of its arrays as component: {names}"
         )
-    extents = _extents(node, chunks)
     source = node.source
+    if source.references is not None:
+        raise UnsupportedArrayError(
+            f"{source!r}: whether the files behind references changed cannot be told here; read them with gpuload.open"
+        )
+    extents = _extents(node, chunks)
     state = look(source)
     token = tokenize(
         os.path.realpath(source.place), source.path, node.layout.fields, node.device, source.strict, state.digest,
