@@ -147,9 +147,17 @@ class HostSink:
 
 def _raw_bytes(out: npt.NDArray[Any], low: int, nbytes: int) -> npt.NDArray[np.uint8]:
     """The memory `out` spans, as bytes; for a base to make strided views of."""
-    interface = {"data": (low, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-    holder = type("_Memory", (), {"__array_interface__": interface, "owner": out})()
-    return np.asarray(holder) if nbytes else np.empty(0, np.uint8)
+    return np.asarray(_Memory(low, nbytes, out)) if nbytes else np.empty(0, np.uint8)
+
+
+class _Memory:
+    """Bytes at an address, for NumPy, which keep their owner. No class made for the occasion: a class lives, and keeps
+    what it holds, until the next collection of garbage.
+    """
+
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        self.owner = owner
 
 
 def _copy_type(itemsize: int, swap: bool) -> np.dtype[Any]:

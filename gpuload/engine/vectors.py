@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpuload.bindings.vectors import IOV_MAX, IOVEC
 from gpuload.config import config
 from gpuload.errors import ConfigError
+from gpuload.planning.grid import Pieces
 from gpuload.request import Int64
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Vectors:
     """Where the rows of a plan's live pieces go. Threads: the I/O thread's, once it is made."""
 
     def __init__(self, plan: Plan, base: int, entries: Int64, scratch_bytes: int) -> None:
-        self._plan, self._base = plan, base
+        # Not the plan, which has this: a circle of the two would keep the result until garbage is collected.
+        self._pieces, self._unit, self._base = plan.pieces, plan.unit, base
         self._ends = np.concatenate(([0], np.cumsum(entries)))
         self.scratch_bytes = max(_ROOM, scratch_bytes)
         self._forms: dict[tuple[int, ...], _Form] = {}
@@ -69,10 +71,10 @@ class Vectors:
         tables, counts
             int64 (n,): address and entries of each.
         """
-        plan = self._plan
+        pieces = self._pieces
         scratch = address + len(memory) - self.scratch_bytes
-        count = plan.pieces.count[first:last]
-        place = plan.pieces.place[first:last] + self._base
+        count = pieces.count[first:last]
+        place = pieces.place[first:last] + self._base
         shapes, which = count[:1], None
         if not bool((count == shapes).all()):
             shapes, which = np.unique(count, axis=0, return_inverse=True)
@@ -99,15 +101,13 @@ class Vectors:
     def _form(self, count: tuple[int, ...]) -> _Form:
         form = self._forms.get(count)
         if form is None:
-            form = self._forms[count] = _form(self._plan, count)
+            form = self._forms[count] = _form(self._pieces, self._unit, count)
         return form
 
 
-def _form(plan: Plan, count: tuple[int, ...]) -> _Form:
-    source, place = (
-        _outer(count[:-1], strides[:-1]) for strides in (plan.pieces.source_strides, plan.pieces.place_strides)
-    )
-    row = count[-1] * plan.unit
+def _form(pieces: Pieces, unit: int, count: tuple[int, ...]) -> _Form:
+    source, place = (_outer(count[:-1], strides[:-1]) for strides in (pieces.source_strides, pieces.place_strides))
+    row = count[-1] * unit
     gap = np.diff(source) - row
     if not gap.any():
         return _Form(place, np.full(len(place), row), np.zeros(len(place), bool))
