@@ -5,7 +5,9 @@ Values only; this module imports nothing of gpuload. Sizes and offsets are in by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -64,6 +66,24 @@ class Decode(StrEnum):
     DEVICE = "device"
 
 
+_purpose: ContextVar[str] = ContextVar("gpuload_purpose", default="")
+
+
+def purpose() -> str:
+    """What the reads of this thread, or of this asyncio task, are for; empty where nobody said."""
+    return _purpose.get()
+
+
+@contextmanager
+def reading_for(what: str) -> Iterator[None]:
+    """Say for the time of a block what its reads are for: every row of the record has it."""
+    token = _purpose.set(what)
+    try:
+        yield
+    finally:
+        _purpose.reset(token)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """A block of ranges that one backend served in one way: scalars for what they share, columns for the rest.
@@ -87,6 +107,8 @@ class Served:
         float64 (n,): seconds from submission to completion.
     started, ended
         `time.monotonic()` at the first submission and at the last completion of the block.
+    purpose
+        What the read was for, in the words of who read: the batches of a loader.
     """
 
     backend: str
@@ -102,6 +124,7 @@ class Served:
     started: float
     ended: float
     declined: Mapping[str, Reason] = field(default_factory=dict)
+    purpose: str = field(default_factory=purpose)
 
     def __len__(self) -> int:
         return len(self.size)
@@ -132,3 +155,4 @@ class Filled:
 
     chunks: int
     bytes: int
+    purpose: str = field(default_factory=purpose)

@@ -12,7 +12,7 @@ from gpuload import events
 from gpuload.backends import registry
 from gpuload.backends.base import Batch
 from gpuload.engine.plan import Plan
-from gpuload.request import Decode, Filled, Float64, Int64, ReadPath, Reason, Served
+from gpuload.request import Decode, Filled, Float64, Int64, ReadPath, Reason, Served, purpose
 
 _PUBLISH_ROWS = 4096
 _PUBLISH_SECONDS = 0.1
@@ -39,6 +39,7 @@ class Ledger:
         self.declined: dict[str, Reason] = {**plan.request.declined, **choice.declined}
         self._heard = events.heard()
         self._direct = False  # what is noted came past the page cache
+        self.purpose = purpose()  # of the caller's thread: most of what follows is in the I/O thread
         self._noted: list[_Rows] = []
         self._count = 0
         self._last = monotonic()
@@ -86,7 +87,7 @@ class Ledger:
         """The job has ended: publish the rest."""
         self._publish()
         if self._filled_chunks:
-            events.publish(Filled(self._filled_chunks, self._filled_bytes))
+            events.publish(Filled(self._filled_chunks, self._filled_bytes, self.purpose))
 
     def _publish(self) -> None:
         noted, self._noted, self._count, self._last = self._noted, [], 0, monotonic()
@@ -115,6 +116,7 @@ class Ledger:
                 started=float(started.min()),
                 ended=float(ended.max()),
                 declined=self.declined,
+                purpose=self.purpose,
             )
         )
 

@@ -21,7 +21,8 @@ class Row:
     """One request.
 
     `bytes` were wanted and `moved` were transferred; `latency` is in seconds from submission to completion; `started`
-    and `ended` are the `time.monotonic()` of the block that the request was part of.
+    and `ended` are the `time.monotonic()` of the block that the request was part of. `purpose` says what it was for,
+    where the reader said it: a loader names itself, the epoch and the batches.
     """
 
     key: str
@@ -36,11 +37,12 @@ class Row:
     latency: float
     started: float
     ended: float
+    purpose: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The same as a sequence of `Row`, oldest first, as arrays of shape (n,) and a list of n keys.
+    """The same as a sequence of `Row`, oldest first, as arrays of shape (n,) and lists of n keys and purposes.
 
     `way` is int32 and numbers the entry of `ways` that a request was served in.
     """
@@ -54,6 +56,7 @@ class Columns:
     ended: Float64
     way: npt.NDArray[np.int32]
     ways: tuple[Way, ...]
+    purpose: list[str]
 
     def __len__(self) -> int:
         return len(self.key)
@@ -76,9 +79,10 @@ class Columns:
                 latency=latency,
                 started=started,
                 ended=ended,
+                purpose=purpose,
             )
-            for key, offset, size, moved, way, latency, started, ended in zip(
-                self.key, *(column.tolist() for column in numbers), strict=True
+            for key, purpose, offset, size, moved, way, latency, started, ended in zip(
+                self.key, self.purpose, *(column.tolist() for column in numbers), strict=True
             )
         ]
 
@@ -94,6 +98,7 @@ class Block(NamedTuple):
     latency: Float64
     started: float
     ended: float
+    purpose: str
 
     @classmethod
     def of(cls, served: Served, way: int, last: int) -> Block:
@@ -112,6 +117,7 @@ class Block(NamedTuple):
             np.array(served.latency, np.float64),
             served.started,
             served.ended,
+            served.purpose,
         )
         if not (len(served.key_index) == len(block.file_offset) == len(block.moved) == len(block.latency) == n):
             raise ValueError(f"a block of {n} ranges with columns of other lengths")
@@ -132,6 +138,7 @@ class Batch:
     """Blocks put together: their keys, at least the last ones, and their columns of shape (n,)."""
 
     keys: list[str]
+    purposes: list[str]
     columns: dict[str, npt.NDArray[Any]]
     bytes: list[int]
     moved: list[int]
@@ -153,7 +160,9 @@ class Batch:
             "way": np.repeat([block.way for block in blocks], lengths),
         }
         keys = [key for block in blocks for key in block.keys]
-        return cls(keys, columns, np.add.reduceat(size, starts).tolist(), np.add.reduceat(moved, starts).tolist())
+        purposes = [block.purpose for block in blocks for _ in block.keys]
+        sums = (np.add.reduceat(size, starts).tolist(), np.add.reduceat(moved, starts).tolist())
+        return cls(keys, purposes, columns, *sums)
 
 
 _DTYPES: dict[str, npt.DTypeLike] = {
@@ -178,6 +187,7 @@ class Ring:
         self._count = 0
         self._next = 0
         self._key: list[str] = []
+        self._purpose: list[str] = []
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
 
     def __len__(self) -> int:
@@ -186,7 +196,7 @@ class Ring:
     @property
     def nbytes(self) -> int:
         """Bytes held by the columns, the keys' own characters not counted."""
-        return sum(c.nbytes for c in self._columns.values()) + 8 * len(self._key)
+        return sum(c.nbytes for c in self._columns.values()) + 8 * (len(self._key) + len(self._purpose))
 
     def append(self, batch: Batch) -> None:
         """Keep the last requests of `batch`, as many as there is room for."""
@@ -200,9 +210,9 @@ class Ring:
             newest = batch.columns[name][-n:]
             column[self._next : self._next + head] = newest[:head]
             column[: n - head] = newest[head:]
-        keys = batch.keys[-n:]
-        self._key[self._next : self._next + head] = keys[:head]
-        self._key[: n - head] = keys[head:]
+        for words, newer in ((self._key, batch.keys[-n:]), (self._purpose, batch.purposes[-n:])):
+            words[self._next : self._next + head] = newer[:head]
+            words[: n - head] = newer[head:]
         self._count = min(self._count + n, self._capacity)
         self._next = (self._next + n) % self._capacity
 
@@ -212,8 +222,9 @@ class Ring:
         start = self._next - n
         parts = [slice(start, self._next)] if start >= 0 else [slice(start + self._capacity, None), slice(self._next)]
         key = [key for part in parts for key in self._key[part]]
+        purpose = [purpose for part in parts for purpose in self._purpose[part]]
         copies = {name: np.concatenate([column[part] for part in parts]) for name, column in self._columns.items()}
-        return Columns(key=key, ways=ways, **copies)
+        return Columns(key=key, ways=ways, purpose=purpose, **copies)
 
     def _grow(self, n: int) -> None:
         # Below its limit the ring has never wrapped: its rows are the first `_count` and stay where they are.
@@ -222,6 +233,7 @@ class Ring:
             grown = np.empty(capacity, column.dtype)
             grown[: self._count] = column[: self._count]
             self._columns[name] = grown
-        self._key.extend([""] * (capacity - self._capacity))
+        for words in (self._key, self._purpose):
+            words.extend([""] * (capacity - self._capacity))
         # A ring that was full begins again at its start only when it cannot grow; this one goes on after its rows.
         self._capacity, self._next = capacity, self._count

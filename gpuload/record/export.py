@@ -59,6 +59,7 @@ def requests_frame(columns: Columns) -> pd.DataFrame:
             "latency": columns.latency,
             "started": columns.started,
             "ended": columns.ended,
+            "purpose": columns.purpose,
         }
     )
     return frame
