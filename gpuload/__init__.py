@@ -19,6 +19,7 @@ from gpuload.record import report, trace
 if TYPE_CHECKING:
     from gpuload import dask, errors, widgets, zarr
     from gpuload.checks import doctor
+    from gpuload.data import DataLoader
     from gpuload.engine.plain import RegisteredFile
     from gpuload.widgets.progress import progress
     from gpuload.zarr import Array, Dataset
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "DataLoader",
     "Dataset",
     "RegisteredFile",
     "__version__",
@@ -48,6 +50,7 @@ __all__ = [
 # Public name -> the module that has it; a name mapped to itself is a module.
 _LAZY = {
     "Array": "gpuload.zarr",
+    "DataLoader": "gpuload.data",
     "Dataset": "gpuload.zarr",
     "RegisteredFile": "gpuload.engine.plain",
     "dask": "gpuload.dask",

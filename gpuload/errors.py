@@ -7,6 +7,7 @@
     ├── SelectionError (IndexError)           an index that does not fit the array
     ├── DestinationError (ValueError)         an `out` array or buffer that does not fit
     ├── AssignmentError (ValueError)          a value that does not fit where it is assigned to
+    ├── JoinError (ValueError)                stores, or variables, that do not fit together
     ├── SampleError (ValueError)              windows, batches or an order that cannot be had of a dataset
     ├── StoreError
     │   ├── NotFoundError (FileNotFoundError) no such path
@@ -15,13 +16,14 @@
     │   ├── ExistsError (FileExistsError)     something is where a store should be made
     │   ├── ReadOnlyError (ValueError)        a store that was opened for reading is written to
     │   ├── UnsupportedArrayError (ValueError) an array zarr-python cannot open or decode: codec or dtype named
-    │   ├── ChangedError                      files that changed since a graph was made of them
+    │   ├── ChangedError                      files that changed since a graph was made of them, or an epoch began
     │   └── EscapesStoreError (PermissionError) a key or link that leaves the store
     ├── ChunkError                            `key` names the chunk, shard or file
     │   ├── ChunkSizeError                    `expected` and `actual` bytes
     │   ├── ChunkDecodeError                  bytes its codecs refuse
     │   ├── ChunkReadError (OSError)          the kernel's error, `errno` kept
     │   ├── ChunkWriteError (OSError)         likewise, for a file that cannot be written
+    │   ├── ChunkLostError                    it was there when the reading began
     │   └── NotRegularFileError               a FIFO, a directory or a device where a file should be
     ├── HandleError
     │   ├── HandleClosedError (ValueError)
@@ -73,6 +75,10 @@ class AssignmentError(GpuloadError, ValueError):
     """A value that does not fit the selection it is assigned to, in shape or data type."""
 
 
+class JoinError(GpuloadError, ValueError):
+    """Stores or variables whose dimensions, data types or lengths do not fit together; names both."""
+
+
 class SampleError(GpuloadError, ValueError):
     """Samples that cannot be had: a window that does not fit, a rank that is none, an order that is not known."""
 
@@ -108,7 +114,10 @@ class UnsupportedArrayError(StoreError, ValueError):
 
 
 class ChangedError(StoreError):
-    """Files of an array that changed after a graph was made of it: what is read now may not fit what was read."""
+    """Files of an array that changed after a graph was made of it, or while samples of it are read.
+
+    What is read now may not fit what was read.
+    """
 
 
 class EscapesStoreError(StoreError, PermissionError):
@@ -159,6 +168,10 @@ class ChunkWriteError(ChunkError, OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, {**self.__dict__, "errno": self.errno})
+
+
+class ChunkLostError(ChunkError):
+    """A chunk or shard without a file, in a directory that was changed since the reading began."""
 
 
 class NotRegularFileError(ChunkError):

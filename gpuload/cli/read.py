@@ -69,7 +69,7 @@ def _find(path: str, name: str | None, device: str) -> Any:
         found = node[name]
     except KeyError as error:
         raise click.UsageError(error.args[0]) from error  # says what there is
-    if not isinstance(found, gpuload.Array):
+    if isinstance(found, gpuload.Dataset):
         head = f"{name!r} in {path!r} is a group; choose an array of it with --array {name.strip('/')}/NAME"
         raise click.UsageError(f"{head}. It holds: {listed(list(found))}")
     return found

@@ -20,6 +20,7 @@ from gpuload.zarr import Array, Dataset
 from gpuload.zarr import open as open_node
 from gpuload.zarr.reader import device_dtype
 from gpuload.zarr.state import look
+from gpuload.zarr.variable import Variable
 
 Node = str | os.PathLike[str] | zarr.Array[Any] | zarr.Group | Store | Array | Dataset
 
@@ -75,12 +76,13 @@ def from_zarr(
     dask.array.PerformanceWarning
         Blocks begin inside of chunks.
     """
+    node: Array | Variable | Dataset
     if isinstance(x, Array | Dataset):
         node = x
     else:
         node = open_node(x, device=device, strict=strict, follow_links=follow_links)
     if component is not None:
-        if isinstance(node, Array):
+        if not isinstance(node, Dataset):
             raise KeyError(f"{node!r} is an array and holds no {component!r}")
         node = node[component]
     if isinstance(node, Dataset):
@@ -88,6 +90,8 @@ def from_zarr(
         raise UnsupportedArrayError(
             f"{node.name or 'the root'!r} is a group: give one of its arrays as component: {names}"
         )
+    if isinstance(node, Variable):
+        raise UnsupportedArrayError(f"{node!r} is a part of an array, or several: give an array, and select with dask")
     source = node.source
     if source.references is not None:
         raise UnsupportedArrayError(

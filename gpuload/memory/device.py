@@ -130,6 +130,12 @@ class GpuDevice(Device):
         with self.handle:
             return self.xp.cuda.Stream(non_blocking=True)
 
+    @cached_property
+    def loading_stream(self) -> Any:
+        """The stream that memory is taken from for what is read ahead, apart from that of transfers and of users."""
+        with self.handle:
+            return self.xp.cuda.Stream(non_blocking=True)
+
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
         check_process(self.name)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gpuload.files.lock import locked
 from gpuload.memory.device import HOST, Device, of
 from gpuload.planning.placement import overlaps
 from gpuload.planning.selection import AnySelection, blocks, normalise, orthogonal, vectorised
+from gpuload.request import Int64
 from gpuload.zarr import _compat, formatting
 from gpuload.zarr.append import append
 from gpuload.zarr.attributes import Attributes
@@ -119,7 +120,15 @@ class Array:
     @property
     def result_dtype(self) -> np.dtype[Any]:
         """Of what indexing gives: `dtype` on the host; on a device native-endian, int64 for dates and durations."""
-        return self.dtype if self._result_device().is_host else device_dtype(self.dtype)
+        return self.dtype if self.result_device.is_host else device_dtype(self.dtype)
+
+    @property
+    def result_device(self) -> Device:
+        """Where results are made: `device`, or the host for what that cannot hold."""
+        device = self._source.device
+        if not device.is_host and not device.holds(device_dtype(self.dtype)):
+            return HOST
+        return device
 
     @property
     def time_unit(self) -> str | None:
@@ -161,6 +170,25 @@ class Array:
     def layout(self) -> Layout:
         """How the elements lie in the files."""
         return self._layout
+
+    def chunk_bounds(self, dim: int) -> Int64:
+        """int64 (chunks + 1,): where each chunk, of shards each inner one, begins along `dim`; at last the length."""
+        size = self.shape[dim]
+        edge = self.chunks[dim] if self.chunks is not None else self._layout.chunk_edges[dim]
+        starts = np.arange(0, size, max(edge, 1)) if isinstance(edge, int) else np.cumsum((0, *edge[:-1]))
+        return np.append(starts, size).astype(np.int64, copy=False)
+
+    def absent(self, keys: tuple[slice | Int64, ...]) -> Iterator[str]:
+        """The keys, below the store's root, of the chunks or shards of an `oindex` selection that have no file."""
+        for key, there in self._reader.files(orthogonal(keys, self.shape)):
+            if not there:
+                yield key
+
+    def on_host(self) -> Array:
+        """The same array with results in host memory."""
+        source = self._source
+        here = Source(source.store, source.path, zarr_format=source.zarr_format, device=HOST, strict=source.strict)
+        return Array(here, self._metadata, self._layout.fields)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -401,23 +429,16 @@ class Array:
         return out
 
     def _make(self, selection: AnySelection) -> Any:
-        device = self._result_device()
-        out = device.empty(selection.shape, self.result_dtype)
+        out = self.result_device.empty(selection.shape, self.result_dtype)
         self._reader.fill(selection, out)
         return out
-
-    def _result_device(self) -> Device:
-        device = self._source.device
-        if not device.is_host and not device.holds(device_dtype(self.dtype)):
-            return HOST
-        return device
 
     def _check_destination(self, out: Any, selection: AnySelection, dtype: np.dtype[Any] | None = None) -> None:
         try:
             device = of(out)
         except DeviceError as error:
             raise DestinationError(f"out: {error}") from error
-        expected = self._result_device()
+        expected = self.result_device
         if device.name != expected.name:
             raise DestinationError(f"out is on {device.name}, but {self!r} gives results on {expected.name}")
         dtype = dtype or self.result_dtype

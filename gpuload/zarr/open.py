@@ -6,11 +6,12 @@ import itertools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import zarr
 
-from gpuload.errors import NotLocalError, NotZarrError, ReadOnlyError
+from gpuload.errors import JoinError, NotLocalError, NotZarrError, ReadOnlyError
 from gpuload.files.paths import INSTEAD, path_of
 from gpuload.memory.device import Device
 from gpuload.zarr import _compat
@@ -19,27 +20,34 @@ from gpuload.zarr.dataset import Dataset, node_at
 from gpuload.zarr.source import Source
 from gpuload.zarr.store import DeviceStore
 from gpuload.zarr.stores import DOCUMENTS, begins, for_reading, store_at
+from gpuload.zarr.view import joined
 from gpuload.zarr.virtual_store import VirtualStore
 
 _LOOKED_AT, _NAMED = 1000, 5  # entries of a directory: looked at for stores, and named in a message
 
 
+_One = str | os.PathLike[str] | zarr.Array[Any] | zarr.Group | _compat.Store
+
+
 def open(  # noqa: A001 - zarr and h5py call it so
-    x: str | os.PathLike[str] | zarr.Array[Any] | zarr.Group | _compat.Store,
+    x: _One | Sequence[_One],
     mode: str = "r",
     device: str | Device = "auto",
     strict: bool | None = None,
     follow_links: bool | None = None,
     roots: Sequence[str | os.PathLike[str]] = (),
+    *,
+    concat: str | None = None,
 ) -> Array | Dataset:
-    """Open a zarr array or group in local files.
+    """Open a zarr array or group in local files, or several groups as one dataset.
 
     Parameters
     ----------
     x
         A path (``~`` is the home directory), a ``file://`` URL, or a local store of zarr-python, or an array or group
         in one. zarr v2 and v3, with consolidated metadata or without. Also the path of kerchunk's JSON references, as
-        kerchunk and VirtualiZarr write them: their chunks are ranges of other local files, as HDF5 and NetCDF4.
+        kerchunk and VirtualiZarr write them: their chunks are ranges of other local files, as HDF5 and NetCDF4. Or a
+        list of all these, each a group.
     mode
         ``"r"``: reading; ``"r+"``: reading, and writing into what is there.
     device
@@ -52,6 +60,9 @@ def open(  # noqa: A001 - zarr and h5py call it so
         root itself may be a link anyhow.
     roots
         Directories that references may lead to, besides their own and those that are configured (`references.roots`).
+    concat
+        For a list, the dimension that its groups stand one behind the other along; a new one if no variable has it.
+        Nothing is copied.
 
     Returns
     -------
@@ -72,7 +83,14 @@ def open(  # noqa: A001 - zarr and h5py call it so
         An array that zarr-python cannot open or decode; names the codec or data type.
     EscapesStoreError
         Metadata behind a link that leaves the store; references that leave their directories.
+    JoinError
+        Groups of a list that do not fit together; names the first two that do not, and what of them.
     """
+    if isinstance(x, list | tuple):
+        one = partial(open, mode=mode, device=device, strict=strict, follow_links=follow_links, roots=roots)
+        return _joined([one(each) for each in x], concat)
+    if concat is not None:
+        raise TypeError(f"concat={concat!r} joins several stores: give a list of them")
     if mode not in ("r", "r+"):
         raise ValueError(f"mode {mode!r}: 'r' reads, 'r+' writes into what is there, too; gpuload.save makes stores")
     read_only = mode == "r"
@@ -92,6 +110,18 @@ def open(  # noqa: A001 - zarr and h5py call it so
         raise NotZarrError(f"{error}{hint}") from error.__cause__
 
 
+def _joined(nodes: list[Array | Dataset], dim: str | None) -> Dataset:
+    if dim is None:
+        raise TypeError("several stores are one dataset along a dimension: name it, concat='time'")
+    if not nodes:
+        raise JoinError(f"no store to join along {dim!r}: the list is empty")
+    for node in nodes:
+        if not isinstance(node, Dataset):
+            raise JoinError(f"{node!r} is a single array: groups are joined, by the names of what they hold")
+    views = [node[list(node.variables)] for node in nodes if isinstance(node, Dataset)]
+    return joined(views, [repr(node).partition("\n")[0] for node in nodes], dim)
+
+
 def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore | VirtualStore:
     if isinstance(store, VirtualStore):
         return for_reading(store, read_only)
@@ -104,12 +134,12 @@ def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> 
     return DeviceStore(store.root, read_only=read_only, follow_links=follow_links)
 
 
-def _path_of(x: str | os.PathLike[str]) -> str:
+def _path_of(x: Any) -> str:
     try:
         return path_of(x)
     except TypeError as error:
         raise TypeError(
-            "gpuload.open takes a path, a file:// URL, or a store, array or group of zarr-python, not "
+            "gpuload.open takes a path, a file:// URL, a store, array or group of zarr-python, or a list of these, not "
             f"{type(x).__qualname__}"
         ) from error
 

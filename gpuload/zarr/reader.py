@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -247,8 +247,13 @@ class Reader:
 
     def _any_file(self, selection: AnySelection) -> bool:
         """Whether one of the chunks of a foreign array has a file."""
-        chunks = touched_chunks(self._layout, selection)
-        return any(there for some in chunks for there in self._source.present(self._keys(some)))
+        return any(there for _, there in self.files(selection))
+
+    def files(self, selection: AnySelection) -> Iterator[tuple[str, bool]]:
+        """The keys of the chunks or shards that a selection touches, and whether each is stored."""
+        for chunks in touched_chunks(self._layout, selection):
+            keys = self._keys(chunks)
+            yield from zip(keys, self._source.present(keys), strict=True)
 
 
 def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
