@@ -40,7 +40,7 @@ class Watch:
     def __init__(self, variables: Iterable[Variable], absent: set[tuple[str, str]]) -> None:
         self._absent = absent
         self._began = time.time_ns()
-        self._arrays = {(part.source.root.path, part.name): part for v in variables for part in v.parts}
+        self._arrays = {repr(part.source): part for v in variables for part in v.parts}
         self._documents = {place: _state(array) for place, array in self._arrays.items()}
         self._filled = False
         self._mine = ""
@@ -60,8 +60,10 @@ class Watch:
         if not self._filled:
             return
         for array, key in variable.absent(places):
+            if array.source.references is not None:
+                continue  # what there is, these say: nothing of it is lost by a file that goes
             root = array.source.root
-            if array.source.references is not None or (root.path, key) in self._absent:
+            if (root.path, key) in self._absent:
                 continue
             directory, changed = _directory(root, key)
             if changed <= self._began:
