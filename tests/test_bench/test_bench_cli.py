@@ -104,7 +104,7 @@ def test_progress_names_what_runs_and_comes_to_its_end(monkeypatch: pytest.Monke
     ("args", "said"),
     [
         (("--case", "3 MiB"), "no case named '3 MiB': there are 64 KiB, 256 KiB"),
-        (("--contender", "hdf5"), "no contender named 'hdf5': there are gpuload, gpuload (posix), kvikio"),
+        (("--contender", "hdf5"), "no contender named 'hdf5': there are gpuload, gpuload (posix), gpuload (O_DIRECT)"),
         (("--contender", "zarr (GPU buffers)"), "zarr (GPU buffers) is not installed here, or reads to a GPU only"),
         (("--size", "0"), "--size"),
         (("--repeats", "0"), "--repeats"),

@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(device.gpu_count() == 0, reason="no GPU that CuPy sees"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    # zarr-python says so of what its own codecs make on the host: shard indexes, v2 chunks.
+    pytest.mark.filterwarnings("ignore:Creating a zarr.buffer.gpu"),
 ]
 
 SHAPE, CHUNKS, SHARDS = (7, 9, 5), (3, 4, 2), (6, 8, 4)
@@ -142,8 +144,10 @@ def test_plain_zarr_by_enable(tmp_path: Path, kind: str, same: Callable[[Any, An
         lists = ([6, 0, 2], [8, 0, 3], [4, 0, 1])
         assert same(array.oindex[lists].get(), right[np.ix_(*lists)])
         part = array[2:5]
-        array = zarr.open_array(str(tmp_path / "a"), mode="r+")
-        array[1:4] = part
+        # With buffers on a device zarr-python writes no parts of shards, and 3.1.6 none of encoded v2 chunks.
+        by_zarr = kind not in ("shards", "encoded shards", "v2")
+        writable: Any = (zarr.open_array if by_zarr else gpuload.open)(str(tmp_path / "a"), mode="r+")
+        writable[1:4] = part
         assert same(array[1:4].get(), right[2:5])
     readers = {who for (what, who), n in pipeline_counts().items() if what == "read" and n > before.get((what, who), 0)}
     assert readers == {"host-codec" if kind == "foreign" else "gpuload"}
