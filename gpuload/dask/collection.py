@@ -65,7 +65,7 @@ def from_zarr(
     Raises
     ------
     UnsupportedArrayError
-        A group; say which of its arrays. Or references to ranges of other files.
+        A group; say which of its arrays.
     KeyError
         There is no such component.
     ChangedError
@@ -92,12 +92,8 @@ def from_zarr(
         )
     if isinstance(node, Variable):
         raise UnsupportedArrayError(f"{node!r} is a part of an array, or several: give an array, and select with dask")
-    source = node.source
-    if source.references is not None:
-        raise UnsupportedArrayError(
-            f"{source!r}: whether the files behind references changed cannot be told here; read them with gpuload.open"
-        )
     extents = _extents(node, chunks)
+    source = node.source
     state = look(source)
     token = tokenize(
         os.path.realpath(source.place), source.path, node.layout.fields, node.device, source.strict, state.digest,

@@ -141,8 +141,6 @@ def _group(x: Any, device: Any, strict: bool | None, follow_links: bool | None) 
     )
     if isinstance(node, Array):
         raise UnsupportedArrayError(f"{node.source!r} is an array: xarray opens the group that holds it")
-    if node.source.references is not None:
-        raise UnsupportedArrayError(f"{node.source!r}: references are read with gpuload.open, not yet by this engine")
     return node.source
 
 
