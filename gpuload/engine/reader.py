@@ -266,12 +266,17 @@ def _choose(io: IoThread, device: Device) -> tuple[registry.Choice, tuple[int, i
 def _run(io: IoThread, job: Job) -> None:
     """Hand a job over, decode and place its batches as they come; leave only when the I/O thread is done with it."""
     interrupted: BaseException | None = None
-    while True:  # a round more after each Ctrl-C: what the kernel still writes to must stay until it is done
+    while True:
         try:
-            _serve(io, job, interrupted is None)
+            while True:  # a round more after each Ctrl-C: what the kernel still writes to must stay until it is done
+                try:
+                    _serve(io, job, interrupted is None)
+                    break
+                except BaseException as error:
+                    job.cancelled = True
+                    interrupted = interrupted or error
             break
-        except BaseException as error:
-            job.cancelled = True
+        except BaseException as error:  # CPython looks for signals where a loop begins anew, outside of the inner try
             interrupted = interrupted or error
     if interrupted is not None:
         raise interrupted
