@@ -281,11 +281,21 @@ def descriptors() -> Callable[[], list[str]]:
 
 @pytest.fixture
 def python() -> Callable[..., str]:
-    """Runs a script in a process of its own, which must succeed and say nothing on stderr; returns what it printed."""
+    """Runs a script in a process of its own, which must succeed and say nothing on stderr; returns what it printed.
 
-    def call(script: str, *arguments: Any, returncode: int = 0, other_user: bool = False, **environment: str) -> str:
+    Another user may not write what coverage measures into this one's folder; `measured=False` has it measure nothing.
+    """
+
+    def call(
+        script: str,
+        *arguments: Any,
+        returncode: int = 0,
+        other_user: bool = False,
+        measured: bool = True,
+        **environment: str,
+    ) -> str:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
-        if other_user:  # who may not write what coverage measures in this user's folder
+        if other_user or not measured:
             variables = {name: value for name, value in variables.items() if not name.startswith("COVERAGE_")}
         done = subprocess.run(
             [sys.executable, "-W", FORKS, "-c", PRELUDE + script, *map(str, arguments)],

@@ -162,7 +162,9 @@ with config.set({"batch_bytes": 64 << 10, "backend": backend, "poison": True}):
     assert hits > 3, hits
     print("read again")
 """
-    assert python(script, tmp_path, kind, backend) == "read again"
+    # Under coverage a thread of CPython 3.11 that is told of a signal, which only the main thread may handle, was seen
+    # to begin one function for ever.
+    assert python(script, tmp_path, kind, backend, measured=False) == "read again"
 
 
 def test_an_interrupt_leaves_the_reads_of_others_alone(stored: Any, backend: str, fresh: Any) -> None:
