@@ -50,7 +50,7 @@ class CufileBackend(VendorBackend):
     name = NAME
     register_call = "cuFileHandleRegister"
     declined = frozenset(_DECLINED)
-    library: cufile.Library
+    api: cufile.Library
 
     def descriptor(self, handle: FileHandle) -> int:
         fd = handle.unbuffered_fd
@@ -60,14 +60,14 @@ class CufileBackend(VendorBackend):
 
     def open_driver(self, *, used: bool) -> bool:
         off = not used and (ALLOW not in os.environ or switch(ALLOW) is False)
-        certain = off and self.library.forbid_detour()
+        certain = off and self.api.forbid_detour()
         try:
-            self.library.open_driver()
+            self.api.open_driver()
         except VendorError as error:
             if off:
-                self.library.allow_detour()
+                self.api.allow_detour()
             raise BackendUnavailableError(NAME, Reason.NO_DRIVER, f"cuFile has no direct path here: {error}") from error
-        return certain and not self.library.takes_detours()
+        return certain and not self.api.takes_detours()
 
 
 @lru_cache(maxsize=1)

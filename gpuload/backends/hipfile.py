@@ -60,7 +60,7 @@ class HipfileBackend(VendorBackend):
         if not used and ALLOW not in os.environ:
             os.environ[ALLOW] = "false"
             allowed = False
-        self.library.open_driver()
+        self.api.open_driver()
         return not used and allowed is False
 
 

@@ -95,10 +95,10 @@ class _Files:
         self._backend = backend
 
     def register(self, handle: FileHandle) -> object:
-        return self._backend.library.register_file(self._backend.descriptor(handle))
+        return self._backend.api.register_file(self._backend.descriptor(handle))
 
     def deregister(self, token: object) -> None:
-        self._backend.library.deregister_file(token)
+        self._backend.api.deregister_file(token)
 
 
 class VendorBackend(ABC):
@@ -106,16 +106,16 @@ class VendorBackend(ABC):
 
     Parameters
     ----------
-    library
-        As the vendor's module of `bindings` loaded it.
+    api
+        The library, as the vendor's module of `bindings` loaded it.
     """
 
     name: str
     register_call: str  # the library's name of the call that registers a file
     declined: frozenset[int]  # errors of a request that it does not take, and others may
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, api: Library) -> None:
+        self.api = api
         self._files = _Files(self)
         self._lock = threading.Lock()
         self._registering = [threading.Lock() for _ in range(_LOCKS)]
@@ -178,7 +178,7 @@ class VendorBackend(ABC):
         """
         with self._lock:
             if not self._opened:
-                certain = self.open_driver(used=self.library.use_count() > 0)
+                certain = self.open_driver(used=self.api.use_count() > 0)
                 self._opened = True
                 self._doubt = None if certain else Reason.UNVERIFIED
             return self._doubt
@@ -203,7 +203,7 @@ class VendorBackend(ABC):
     def register_buffer(self, pointer: int, nbytes: int) -> None:
         """Make device memory known; without that it works too, only slower."""
         try:
-            self.library.register_buffer(pointer, nbytes)
+            self.api.register_buffer(pointer, nbytes)
         except VendorError:
             return
         self._buffers.add(pointer)
@@ -212,24 +212,24 @@ class VendorBackend(ABC):
         """Undo `register_buffer`."""
         if pointer in self._buffers:
             self._buffers.discard(pointer)
-            self.library.deregister_buffer(pointer)
+            self.api.deregister_buffer(pointer)
 
     def read(
         self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
     ) -> Moved:
         """Read whole blocks that lie inside the file; never raises, errors come with what was moved before them."""
-        return self._move(self.library.read, handle, pointer, size, file_offset, buffer_offset, gpu)
+        return self._move(self.api.read, handle, pointer, size, file_offset, buffer_offset, gpu)
 
     @property
     def writes(self) -> bool:
         """Whether the library has the call."""
-        return "write" in self.library.features
+        return "write" in self.api.features
 
     def write(
         self, handle: FileHandle, pointer: int, size: int, file_offset: int, buffer_offset: int, *, gpu: int
     ) -> Moved:
         """Write whole blocks, as `read` reads them; the file is open for writing."""
-        return self._move(self.library.write, handle, pointer, size, file_offset, buffer_offset, gpu)
+        return self._move(self.api.write, handle, pointer, size, file_offset, buffer_offset, gpu)
 
     def _move(
         self,
@@ -288,4 +288,4 @@ class VendorBackend(ABC):
         with self._lock:
             if self._opened and deregister_all(self.name):
                 self._opened = False
-                self.library.close_driver()
+                self.api.close_driver()
