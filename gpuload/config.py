@@ -69,6 +69,20 @@ def flag(name: str) -> bool:
     return known
 
 
+def one_of(name: str, *words: str) -> str:
+    """The word `name`.
+
+    Raises
+    ------
+    ConfigError
+        It is none of `words`.
+    """
+    value = _value(name)
+    if value not in words:
+        raise ConfigError(f"{name} = {value!r} is none of {', '.join(words)}")
+    return str(value)
+
+
 def integer(name: str, *, least: int = 1) -> int:
     """The whole number `name`.
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.bindings.pagecache import cached_pages
-from gpuload.config import config
+from gpuload.config import one_of
 from gpuload.engine.handles import lease
 from gpuload.engine.plan import ReadRequest
-from gpuload.errors import ConfigError
 from gpuload.files.handle import FileHandle
 from gpuload.request import Reason
 
@@ -28,7 +27,6 @@ FILE_SYSTEMS = ("ext4", "xfs")  # whose direct reads see what was just written, 
 LOOKS = 16  # ranges that are looked up, spread evenly over the read
 WARM = 1 / 16  # of the pages that are looked up may be cached, and the read still counts as cold
 _PAGE = mmap.PAGESIZE
-_WAYS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,7 @@ def road(request: ReadRequest) -> Road:
     ConfigError
         ``direct.cold`` is none of the ways there are.
     """
-    way = config.get("direct.cold")
-    if way not in _WAYS:
-        raise ConfigError(f"direct.cold = {way!r} is none of {', '.join(_WAYS)}")
+    way = one_of("direct.cold", "auto", "always", "never")
     if way == "never":
         return Road()
     live = np.flatnonzero(request.file[request.pieces.chunk] >= 0)

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuload.bindings.vectors import IOV_MAX, IOVEC
-from gpuload.config import config
-from gpuload.errors import ConfigError
+from gpuload.config import one_of
 from gpuload.planning.grid import Pieces
 from gpuload.request import Int64
 
@@ -28,7 +27,6 @@ ROW_BYTES = 1024
 ALIGN = 32
 _LONGEST_GAP = 64 << 10
 _ROOM = 64  # bytes of scratch, at least
-_WAYS = ("auto", "always", "never")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +132,7 @@ def vectors_of(plan: Plan) -> Vectors | None:
     ConfigError
         ``direct.host`` is none of the ways there are.
     """
-    way = config.get("direct.host")
-    if way not in _WAYS:
-        raise ConfigError(f"direct.host = {way!r} is none of {', '.join(_WAYS)}")
+    way = one_of("direct.host", "auto", "always", "never")
     request, pieces, n = plan.request, plan.pieces, plan.live
     if way == "never" or not n or request.decoder is not None or request.swap or pieces.lists is not None:
         return None
