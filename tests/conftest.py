@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +27,21 @@ _SLOW_DATA = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=_SLOW_DATA)
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW_DATA)
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Whether two arrays are equal in shape, dtype and every bit (NaN payloads too); objects and strings by value."""
+    return _same
+
+
+def _same(got: Any, expected: Any) -> bool:
+    got, expected = np.asarray(got), np.asarray(expected)
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return False
+    if got.dtype.kind in "OT" or got.dtype.hasobject:
+        return bool(np.array_equal(got, expected))
+    return got.tobytes() == expected.tobytes()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,6 @@ def one_thread() -> Iterator[None]:
     """dask computes in the calling thread, but where a test says otherwise."""
     with dask.config.set(scheduler="synchronous"):
         yield
-
-
-@pytest.fixture(scope="session")
-def same() -> Callable[[Any, Any], bool]:
-    """Whether two arrays are equal in shape, dtype and every bit (NaN payloads too); objects and strings by value."""
-    return _same
-
-
-def _same(got: Any, expected: Any) -> bool:
-    got, expected = np.asarray(got), np.asarray(expected)
-    if got.dtype != expected.dtype or got.shape != expected.shape:
-        return False
-    if got.dtype.kind in "OT" or got.dtype.hasobject:
-        return bool(np.array_equal(got, expected))
-    return got.tobytes() == expected.tobytes()
 
 
 VALUES = np.random.default_rng(5).standard_normal((20, 30, 7)).astype("f4")

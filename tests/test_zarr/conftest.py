@@ -43,21 +43,6 @@ def _selections(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
     return draw_selection()
 
 
-@pytest.fixture(scope="session")
-def same() -> Callable[[Any, Any], bool]:
-    """Whether two arrays are equal in shape, dtype and every bit (NaN payloads too); objects and strings by value."""
-    return _same
-
-
-def _same(got: Any, expected: Any) -> bool:
-    got, expected = np.asarray(got), np.asarray(expected)
-    if got.dtype != expected.dtype or got.shape != expected.shape:
-        return False
-    if got.dtype.kind in "OT" or got.dtype.hasobject:
-        return bool(np.array_equal(got, expected))
-    return got.tobytes() == expected.tobytes()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def poisoned_results() -> Iterator[None]:
     """Every new result on the host is full of 0xA5, so that what is not written shows."""
