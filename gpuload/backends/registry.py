@@ -17,7 +17,7 @@ from gpuload.backends import cufile, hipfile, posix, uring
 from gpuload.backends.base import Availability, Backend, DirectBackend
 from gpuload.bindings.runtime import Vendor, vendor
 from gpuload.config import config, integer, integer_or_none
-from gpuload.errors import BackendUnavailableError, ConfigError, RegistrationError
+from gpuload.errors import BackendUnavailableError, ConfigError, RegistrationError, VendorError
 from gpuload.memory.device import Device, GpuDevice, gpus_seen
 from gpuload.request import Reason
 
@@ -87,6 +87,23 @@ class Fastpath:
         why = reason or self.reason
         assert why is not None
         return why, {} if self.name is None else {self.name: why}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What came of opening a fastpath backend's driver.
+
+    Attributes
+    ----------
+    refusal, detail
+        Why it does not serve; None: it does.
+    doubt
+        Why what it serves cannot be called direct.
+    """
+
+    refusal: Reason | None = None
+    doubt: Reason | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +182,23 @@ def fastpath(device: Device, forced: str | None = None) -> Fastpath:
     if state.reason is not None:
         return Fastpath(None, entry.name, state.reason, state.detail)
     return Fastpath(entry.backend(), entry.name, None)
+
+
+def open_driver(backend: DirectBackend) -> Opened:
+    """Open a fastpath backend's driver, if it is not: the one way that reads, writes and the doctor take.
+
+    What will not open the next time either is refused for this process.
+    """
+    try:
+        doubt = backend.open()
+    except BackendUnavailableError as error:
+        refuse(error)
+        return Opened(error.reason, detail=error.detail)
+    except VendorError as error:
+        return Opened(Reason.DRIVER_ERROR, detail=str(error))
+    if doubt is None:
+        return Opened()
+    return Opened(doubt=doubt, detail=f"{backend.name} was opened by somebody else, or may take a detour")
 
 
 def fastpath_name(device: Device) -> str | None:

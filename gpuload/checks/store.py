@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuload.backends.hipfile import ANY_FILE_SYSTEM
+from gpuload.backends.vendor import switch
 from gpuload.checks.child import Answers
 from gpuload.checks.report import BackendState, Check, Status, Verdict, failed, passed, unknown
 from gpuload.planning.aligned import DIRECT_ALIGN
@@ -30,8 +32,11 @@ def examined(
         return Verdict(path), (unknown("store", answers.why("store"), f"ls -lR {shlex.quote(path)}"),)
     if said["error"]:
         return Verdict(path), (failed("store", said["error"], f"chmod -R u+rX {shlex.quote(path)}"),)
+    hipfile = backends.get("hipfile")
+    if said["reason"] == Reason.FILE_SYSTEM and hipfile and hipfile.usable and switch(ANY_FILE_SYSTEM):
+        said = {**said, "reason": None}  # reads try it then, too
     found = [_files(said), _file_system(said), _layers(said), _o_direct(said), _alignment(said)]
-    verdict = _verdict(said, found, backends)
+    verdict = _verdict(said, found, backends, others)
     return verdict, (*found, _summary(verdict, found, others, said))
 
 
@@ -109,12 +114,16 @@ def _alignment(said: Mapping[str, Any]) -> Check:
     return passed(name, f"{said_so}, the rest goes by the fallback")
 
 
-def _verdict(said: Mapping[str, Any], found: Sequence[Check], backends: Mapping[str, BackendState]) -> Verdict:
+def _verdict(
+    said: Mapping[str, Any], found: Sequence[Check], backends: Mapping[str, BackendState], others: Sequence[Check]
+) -> Verdict:
     states = {name: backends[name] for name in FASTPATHS if name in backends}
     usable = next((name for name, state in states.items() if state.usable), None)
     against = [str(reason) for reason in reasons(said)]
     if usable is None:
         against += [f"{name}: {state.reason}" for name, state in states.items()]
+    elif usable == "cufile" and any(check.name == "udev-database" and check.status is Status.FAIL for check in others):
+        against.append(f"cufile: {Reason.DRIVER_ERROR}")  # what reads say when it registers no file
     seen = all(check.status is Status.PASS for check in found if check.name != "store-alignment")
     return Verdict(
         path=said["path"],

@@ -24,7 +24,7 @@ from gpuload.engine.job import Job, missing_pieces, place
 from gpuload.engine.plan import Decoder, Part, Plan, ReadRequest
 from gpuload.engine.scatter import DeviceSink, HostSink, Sink
 from gpuload.engine.transfer import IoThread, io_thread
-from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError, VendorError
+from gpuload.errors import BackendUnavailableError, ChunkDecodeError, ChunkSizeError, StrictError
 from gpuload.files.blocks import direct_reason
 from gpuload.files.geometry import geometry
 from gpuload.files.handle import FileHandle
@@ -153,19 +153,14 @@ def _read_direct(request: ReadRequest, device: Device, backend: DirectBackend) -
     """Serve a request whose files are eligible; returns why that could not be done."""
     assert isinstance(device, GpuDevice)
     strict = bool(request.strict)
+    opened = registry.open_driver(backend)
+    against = opened.refusal or opened.doubt
+    if strict and against is not None:
+        raise StrictError(against, opened.detail)
+    if opened.refusal is not None:
+        return opened.refusal
     try:
-        doubt = backend.open()
-    except BackendUnavailableError as error:
-        registry.refuse(error)
-        if strict:
-            raise StrictError(error.reason, error.detail) from error
-        return error.reason
-    except VendorError:
-        return Reason.DRIVER_ERROR
-    if strict and doubt is not None:
-        raise StrictError(doubt, f"{backend.name} was opened by somebody else, or may take a detour")
-    try:
-        DirectRead(request, device, backend, doubt=doubt, strict=strict, read_ranges=_read_ranges).run()
+        DirectRead(request, device, backend, doubt=opened.doubt, strict=strict, read_ranges=_read_ranges).run()
     except Unsuited as refusal:
         return refusal.reason
     return None

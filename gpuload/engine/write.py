@@ -26,7 +26,7 @@ from gpuload.config import config, integer
 from gpuload.engine.calls import Calls, Round, calls
 from gpuload.engine.direct import CALL_BYTES
 from gpuload.engine.fastpath import scratch
-from gpuload.errors import BackendUnavailableError, ChunkWriteError, StrictError, VendorError
+from gpuload.errors import ChunkWriteError, StrictError, VendorError
 from gpuload.files.handle import FileHandle
 from gpuload.memory.device import GpuDevice, check_process, of
 from gpuload.request import ReadPath, Reason, Written
@@ -79,13 +79,8 @@ def _refusal(
         return reason, None
     if not road.backend.writes:
         return Reason.NO_LIBRARY, None
-    try:
-        return None, road.backend.open()
-    except BackendUnavailableError as error:
-        registry.refuse(error)
-        return error.reason, None
-    except VendorError:
-        return Reason.DRIVER_ERROR, None
+    opened = registry.open_driver(road.backend)
+    return opened.refusal, opened.doubt
 
 
 class _DirectWrite:

@@ -211,6 +211,7 @@ STORE: dict[str, Any] = {
     "o_direct": "",
 }
 USABLE = {"hipfile": BackendState(True, None), "cufile": BackendState(False, Reason.NO_LIBRARY)}
+CUFILE = {"hipfile": BackendState(False, Reason.NO_LIBRARY), "cufile": BackendState(True, None)}
 NONE = {"hipfile": BackendState(False, Reason.NO_DRIVER), "cufile": BackendState(False, Reason.NO_LIBRARY)}
 
 
@@ -243,6 +244,23 @@ def test_the_verdict_on_a_store(
         assert check.status is not Status.FAIL or check.fix
     if change.get("reason") == "file-system":
         assert "'/data/a b.zarr'" in (last.fix or "")
+
+
+def test_a_file_system_that_the_user_lets_hipfile_try(answers: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlay = {**STORE, "reason": "file-system", "file_system": "overlay", "nvme": None, "backing": []}
+    monkeypatch.setenv("HIPFILE_UNSUPPORTED_FILE_SYSTEMS", "true")
+    verdict, _ = store.examined(answers(store=overlay), "/data", USABLE, [])
+    assert (verdict.eligible, verdict.backend) == (None, "hipfile")  # tried, and what is below it is not seen
+    verdict, _ = store.examined(answers(store=overlay), "/data", CUFILE, [])
+    assert verdict.reasons == ("file-system",)
+
+
+def test_a_drive_that_udev_does_not_know_is_none_for_cufile(answers: Make) -> None:
+    others = [failed("udev-database", "not there", "udevadm trigger", root=True)]
+    verdict, checks = store.examined(answers(store=STORE), "/data", CUFILE, others)
+    assert (verdict.eligible, verdict.reasons) == (False, ("cufile: driver-error",))
+    assert (checks[-1].status, checks[-1].fix) == (Status.FAIL, "udevadm trigger")
+    assert store.examined(answers(store=STORE), "/data", USABLE, others)[0].eligible
 
 
 def test_what_the_machine_lacks_is_mended_first_where_the_store_is_well(answers: Make) -> None:

@@ -183,12 +183,18 @@ def test_nothing_is_left(rocm_sim: Any, tmp_path: Path) -> None:
 READ = """
 import json, os, sys
 import numpy as np, gpuload
+from gpuload.backends import registry
+from gpuload.checks.probes import transport
+from gpuload.engine import fastpath
 array = gpuload.open(sys.argv[1], device="auto")
 with gpuload.trace() as trace:
     got = array[:]
 got = got if isinstance(got, np.ndarray) else got.get()
 rows = [(str(r.path), r.backend, r.reason and str(r.reason)) for r in trace.summary().rows]
-print(json.dumps([int(got.astype("i8").sum()), rows]))
+# The doctor's probe, as in a process where nothing was read yet.
+fastpath.stop()
+registry.forget()
+print(json.dumps([int(got.astype("i8").sum()), rows, transport.STEPS["hipfile"]()["reason"]]))
 """
 
 
@@ -203,14 +209,17 @@ print(json.dumps([int(got.astype("i8").sum()), rows]))
         ("full", {"ROCM_SIM_DEVICES": "0"}, "no-device"),
         ("full", {"HIPFILE_FORCE_COMPAT_MODE": "true"}, "forced-off"),
         ("full", {"HIPFILE_ALLOW_COMPAT_MODE": "true"}, "unverified"),
+        ("full", {"ROCM_SIM_FAULT": "hipFileDriverOpen:ret=5011"}, "driver-error"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_what_is_missing_is_named_by_reads_and_by_the_doctor(
     rocm_python: Callable[..., str], tmp_path: Path, variant: str, more: dict[str, str], reason: str | None
 ) -> None:
     path, values = make(tmp_path, "aligned")
-    total, rows = json.loads(rocm_python(READ, path, variant=variant, **more))
+    total, rows, said = json.loads(rocm_python(READ, path, variant=variant, **more))
     assert total == int(values.sum())
+    # Which library is missing is more than that there is no GPU without it.
+    assert said == ("no-library" if variant == "no-rocm" else reason)
     assert {row[2] for row in rows} == {reason}
     assert all((row[0] == "fastpath") == (reason is None) for row in rows)
 
@@ -218,8 +227,9 @@ def test_what_is_missing_is_named(
 def test_a_library_that_somebody_else_opened_is_unverified(rocm_python: Callable[..., str], tmp_path: Path) -> None:
     path, values = make(tmp_path, "aligned")
     first = "from rocm.hipfile import Driver\ndriver = Driver()\ndriver.open()\n"
-    total, rows = json.loads(rocm_python(first + READ, path))
+    total, rows, said = json.loads(rocm_python(first + READ, path))
     assert total == int(values.sum())
+    assert said == "unverified"
     assert rows == [["fallback", "hipfile", "unverified"]]
     strict = (
         first
