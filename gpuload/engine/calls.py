@@ -36,22 +36,23 @@ class Round:
         self._ended: set[int] = set()
         self._changed = threading.Condition()
 
-    def work(self, share: int) -> None:
-        """Take rows until none is left; does nothing if that share was begun before."""
+    def work(self, share: int, over: Callable[[], None]) -> None:
+        """Take rows until none is left, none if that share was begun before; `over` is called before `wait` returns."""
         with self._changed:
-            if share in self._begun:
-                return
+            begun = share in self._begun
             self._begun.add(share)
         try:
-            while not self.cancelled and (row := next(self._rows)) < self.n:
+            while not begun and not self.cancelled and (row := next(self._rows)) < self.n:
                 self.function(row)
         except BaseException as error:  # it belongs to who waits
             self.error = self.error or error
             self.cancelled = True
         finally:
-            with self._changed:
-                self._ended.add(share)
-                self._changed.notify_all()
+            over()
+            if not begun:
+                with self._changed:
+                    self._ended.add(share)
+                    self._changed.notify_all()
 
     def wait(self) -> None:
         """Until no thread is at work on it; may be interrupted, and called again."""
@@ -73,34 +74,39 @@ class Calls:
         self._tasks: queue.SimpleQueue[tuple[Round, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started: list[threading.Thread] = []
+        self._shares = 0  # handed over, and not done
 
     def start(self, work: Round) -> None:
         """Begin a round; `work.wait` tells when it is over. Who was interrupted here just calls it again."""
         work.shares = work.shares or min(self.threads, work.n)
-        threads = bool(work.shares) and self._have(work.shares)
         for share in range(work.shares):
-            if threads:
+            if self._have_one():
                 self._tasks.put((work, share))
             else:
-                work.work(share)
+                work.work(share, self._over)
 
-    def _have(self, count: int) -> bool:
-        """Start threads until there are `count`; whether there is any."""
+    def _have_one(self) -> bool:
+        """Count a share more, and start a thread if all are at work on others; whether there is any."""
         with self._lock:
-            while len(self._started) < count:
+            self._shares += 1
+            if len(self._started) < min(self._shares, self.threads):
                 # Daemons serve to the very end of the process; an executor's take no work once the main thread ended.
                 thread = threading.Thread(target=self._run, name="gpuload-direct", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads are allowed here: those there are do it all
-                    break
+                    return bool(self._started)
                 self._started.append(thread)
-            return bool(self._started)
+            return True
+
+    def _over(self) -> None:
+        with self._lock:
+            self._shares -= 1
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             work, share = task
-            work.work(share)
+            work.work(share, self._over)
             del task, work  # what a round holds goes with its caller, not with the next round
 
     def close(self) -> None:
