@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,17 @@ _SLOW_DATA = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=_SLOW_DATA)
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW_DATA)
 settings.load_profile("default")
+
+
+def pytest_configure() -> None:
+    """What children of the tests inherit: gpuload from here, before what is there already, and a SIGINT that strikes.
+
+    A shell without job control starts what it runs in the background with SIGINT ignored.
+    """
+    found = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(found)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -242,14 +254,12 @@ class Mounts:
         enter = ["nsenter", f"--target={self._keeper.pid}", "--mount"]
         if self._user:
             enter += ["--user", "--preserve-credentials"]
-        repository = Path(__file__).parents[1]
         return subprocess.run(
             [*enter, *command],
-            cwd=repository,
-            env={**os.environ, "PYTHONPATH": str(repository)},
+            cwd=Path(__file__).parents[1],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=500,
             **options,  # type: ignore[call-overload]
         )
 
@@ -259,7 +269,7 @@ class Mounts:
             assert self._keeper.stdin is not None
             assert self._keeper.stdout is not None
             self._keeper.stdin.close()
-            self._keeper.wait(30)
+            self._keeper.wait(60)
             self._keeper.stdout.close()
 
 

@@ -57,7 +57,7 @@ class Plugin:
         `more` are environment variables. The package rocm_sim can be imported there.
         """
         made = environment(self.root, variant, **more)
-        made["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+        made["PYTHONPATH"] = os.pathsep.join([str(TESTS), made["PYTHONPATH"]])
         done = subprocess.run(
             [sys.executable, "-c", script, *map(str, arguments)], env=made, capture_output=True, text=True, timeout=500
         )

@@ -89,5 +89,4 @@ def fake(
     script = tmp_path / "worker.py"
     script.write_text(_WORKER.format(side=len(values)))
     monkeypatch.setattr(process, "COMMAND", [sys.executable, str(script)])
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return lambda *names: [Contender(name, "numpy", {}) for name in names]

@@ -116,16 +116,32 @@ def test_reads_that_are_just_going_to_sleep_are_cancelled(memory, pipe):
 
 def test_ctrl_c_interrupts_a_wait(ring, memory, pipe, run):
     ring.push(abi.read_rows(pipe[0], 0, memory.address, 64, [0], fixed_file=False))
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    struck, interrupted = threading.Event(), threading.Event()
+
+    def strike(*_):
+        if not struck.is_set():
+            struck.set()
+            raise KeyboardInterrupt
+
+    def send():
+        # One signal that comes just before the system call does not interrupt it: that takes another.
+        while not interrupted.wait(0.1):
+            os.kill(os.getpid(), signal.SIGINT)
 
     def wait_for_ever():
-        timer.start()
+        sender.start()
         while True:
             ring.enter(1)
 
-    with pytest.raises(KeyboardInterrupt):
-        wait_for_ever()
-    timer.join()
+    before = signal.signal(signal.SIGINT, strike)
+    sender = threading.Thread(target=send)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wait_for_ever()
+    finally:
+        interrupted.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)
     assert ring.inflight == 1
     ring.drain()
     assert run(ring, abi.nop_rows([0])) == [0]

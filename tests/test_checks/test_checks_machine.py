@@ -101,7 +101,7 @@ def state():
             [line.split()[-1] for line in open("/proc/self/maps") if ".so" in line and "hip" in line]]
 gpuload.doctor
 before = state()
-gpuload.doctor(sys.argv[1], timeout=100)
+gpuload.doctor(sys.argv[1], timeout=500)
 assert state() == before, (before, state())
 print("same")
 """
@@ -190,9 +190,7 @@ def _filter(action: str) -> str:
 
 
 def _asked(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -287,6 +285,6 @@ def test_the_verdict_on_real_mounts(mounts: Any, request: Any, name: str, reason
 
 def test_the_command_on_a_real_mount(mounts: Any) -> None:
     path = mounts.need("ext4-writeback") / "store"
-    done = mounts.run(sys.executable, "-m", "gpuload", "doctor", str(path), "--json", "--timeout=100")
+    done = mounts.run(sys.executable, "-m", "gpuload", "doctor", str(path), "--json", "--timeout=500")
     assert done.returncode == 0, done.stderr
     assert "ext4-journal-mode" in json.loads(done.stdout)["path"]["fastpath"]["reasons"]

@@ -294,7 +294,7 @@ def python() -> Callable[..., str]:
         measured: bool = True,
         **environment: str,
     ) -> str:
-        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+        variables = {**os.environ, **environment}
         if other_user or not measured:
             variables = {name: value for name, value in variables.items() if not name.startswith("COVERAGE_")}
         done = subprocess.run(
@@ -303,7 +303,7 @@ def python() -> Callable[..., str]:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=500,
         )
         assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         assert done.stderr == "", done.stderr
@@ -316,7 +316,7 @@ def python() -> Callable[..., str]:
 PRELUDE = f"""
 import faulthandler, importlib.util, os, signal, sys, threading
 faulthandler.register(signal.SIGALRM, chain=True)  # not its own watchdog, which hangs at the end of forked children
-signal.alarm(80)
+signal.alarm(450)
 specification = importlib.util.spec_from_file_location("t", {str(Path(__file__))!r})
 t = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(t)

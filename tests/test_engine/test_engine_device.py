@@ -168,18 +168,27 @@ def test_gpu_what_the_caller_does_next_waits_for_the_transfer(
 def test_gpu_the_delay_is_long_enough_to_be_seen(gpu: Any, cupy: Any, delay: Any, pytestconfig: pytest.Config) -> None:
     if pytestconfig.pluginmanager.has_plugin("rocm_sim"):
         pytest.skip("a tenth of a second is too short for a busy CPU; tests/test_rocm_sim proves it without a clock")
-    # The proof that the two tests above can fail: without an event between them two streams do not wait.
+    # The proof that the two tests above can fail: without an event between them two streams do not wait. What must not
+    # happen while the delay goes on is an allocation, which waits for the device, and a first use of anything.
     first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-    memory = poisoned_on(gpu, (1000,), np.dtype("u1"))
-    cupy.cuda.runtime.deviceSynchronize()
-    with first:
-        delay()
-        cupy.cuda.runtime.memsetAsync(memory.data.ptr, 1, memory.nbytes, first.ptr)
-    with second:
-        copy = memory.copy()
-    second.synchronize()
+    runtime = cupy.cuda.runtime
+    memory, copy = (poisoned_on(gpu, (1000,), np.dtype("u1")) for _ in range(2))
+    late = cupy.cuda.Event(disable_timing=True)
+    for _ in range(20):  # on a busy machine this process may be stopped for longer than the delay takes
+        runtime.memset(memory.data.ptr, 0xA5, memory.nbytes)
+        runtime.deviceSynchronize()
+        with first:
+            delay()
+            runtime.memsetAsync(memory.data.ptr, 1, memory.nbytes, first.ptr)
+            late.record(first)
+        runtime.memcpyAsync(copy.data.ptr, memory.data.ptr, memory.nbytes, runtime.memcpyDeviceToDevice, second.ptr)
+        second.synchronize()
+        seen = not late.done
+        first.synchronize()
+        if seen:
+            break
+    assert seen
     assert (copy.get() == 0xA5).all()
-    first.synchronize()
 
 
 def test_gpu_memory_that_the_pool_lends_again(stored: Any, backend: str, gpu: Any, cupy: Any, delay: Any) -> None:

@@ -33,9 +33,10 @@ print(build.root())
 
 
 def start(cache: Path, *command: str, **more: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ["PYTHONPATH"]])
     return subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "ROCM_SIM_CACHE": str(cache), **more},
+        env={**os.environ, "PYTHONPATH": path, "ROCM_SIM_CACHE": str(cache), **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -45,7 +46,7 @@ def start(cache: Path, *command: str, **more: str) -> subprocess.Popen[str]:
 def test_parallel_starts_end_with_one_build(rocm_sim: Any, tmp_path: Path) -> None:
     printed = []
     for process in [start(tmp_path, "-c", RACE) for _ in range(2)]:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
         printed.append(Path(out.strip()))
     assert printed[0] == printed[1]
@@ -54,20 +55,21 @@ def test_parallel_starts_end_with_one_build(rocm_sim: Any, tmp_path: Path) -> No
 
 
 def test_no_compiler(rocm_sim: Any, tmp_path: Path) -> None:
-    out, err = start(tmp_path, "-m", "rocm_sim", CXX="no-such-compiler").communicate(timeout=100)
+    out, err = start(tmp_path, "-m", "rocm_sim", CXX="no-such-compiler").communicate(timeout=500)
     assert out == ""
     assert "apt-get install g++" in err
 
 
 def test_a_run_says_what_is_missing() -> None:
     """Without a compiler the plugin is an error of usage, not a wall of failing tests."""
+    path = os.pathsep.join(["tests", os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "rocm_sim.plugin", "--collect-only", "-q"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": "tests", "CXX": "no-such-compiler"},
+        env={**os.environ, "PYTHONPATH": path, "CXX": "no-such-compiler"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "apt-get install g++" in done.stderr

@@ -186,8 +186,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     value = RNG.integers(0, 9, (3000, 1000), np.uint8)
     zarr.create_array(str(tmp_path / "src"), data=value, chunks=(100, 1000), compressors=None)
     arguments = [sys.executable, "-u", "-W", "ignore", "-c", PACKING, str(tmp_path / "src"), str(tmp_path / "dst")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         for _ in range(5):

@@ -36,8 +36,9 @@ def main(arguments: list[str]) -> int:
     chosen = [] if any(argument.startswith("tests/") for argument in arguments) else TESTS
     # A timeout for each test: a pipeline that waits for its own event loop would wait for ever.
     options = ["-c", HERE / "pytest.ini", "--rootdir", folder, "-p", "suite_plugin", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "ZARR_CODEC_PIPELINE__PATH": PIPELINE}
-    command = [sys.executable, "-m", "pytest", *options, "--timeout=120", *chosen, *arguments]
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "ZARR_CODEC_PIPELINE__PATH": PIPELINE}
+    command = [sys.executable, "-m", "pytest", *options, "--timeout=600", *chosen, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 
 
