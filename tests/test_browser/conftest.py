@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -33,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(900))
             # Playwright and Jupyter open sockets that they close when the garbage is collected.
             item.add_marker(pytest.mark.filterwarnings("default"))
             if reason is not None:
@@ -115,7 +114,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     finally:
         server.terminate()
         try:
-            server.wait(30)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -209,6 +208,8 @@ def notebook(lab: Lab, browser: Any, request: pytest.FixtureRequest) -> Iterator
     opened: list[Any] = []
 
     def make(*cells: str, width: int = 1280, height: int = 1000) -> Notebook:
+        import nbformat
+
         name = f"{request.node.name}-{len(opened)}.ipynb"
         content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}

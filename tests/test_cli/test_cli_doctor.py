@@ -85,7 +85,7 @@ def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_the_machine_itself(tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(b"x" * 8192)
-    done = run(tmp_path, "--json", "--timeout", 100)
+    done = run(tmp_path, "--json", "--timeout", 500)
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert {check["status"] for check in answer["checks"]} <= {"pass", "fail", "unknown"}

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 import zarr
@@ -15,6 +14,8 @@ import zarr
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """dask computes in the calling thread, but where a test says otherwise."""
+    import dask
+
     with dask.config.set(scheduler="synchronous"):
         yield
 

@@ -109,5 +109,5 @@ def test_closing_waits_for_the_item_that_is_being_made_and_drops_it() -> None:
 
 def test_the_process_ends_although_nobody_closed() -> None:
     program = "from gpuload.data.ahead import Ahead\na = Ahead(iter(range(1, 100)), 3)\nprint(a.next())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)

@@ -235,7 +235,7 @@ def test_whoever_finds_no_room_waits_for_a_release(tmp_path: Path, root: Root, m
     waiting.join(0.2)
     assert waiting.is_alive()  # one place is not enough, and it takes all or nothing
     cache.release(held[1:])
-    waiting.join(30)
+    waiting.join(60)
     assert [content(handle) for handle in got[0]] == [key.encode() for key in keys[2:6]]
     cache.release(got[0])
 

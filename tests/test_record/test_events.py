@@ -141,16 +141,16 @@ def test_a_child_can_subscribe_after_a_fork_that_found_the_lock_held() -> None:
     def hold() -> None:
         with events._lock:
             held.set()
-            release.wait(30)
+            release.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(60)
     pid = os.fork()
     if pid == 0:  # the child must leave by os._exit whatever happens
         code = 1
         try:
-            free = events._lock.acquire(timeout=5)
+            free = events._lock.acquire(timeout=60)
             code = 0 if free else 2
         finally:
             os._exit(code)

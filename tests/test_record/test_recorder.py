@@ -290,16 +290,16 @@ def test_a_child_starts_empty_even_when_the_lock_was_held(block: Make) -> None:
     def hold() -> None:
         with recorder._lock:
             held.set()
-            release.wait(30)
+            release.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(60)
     pid = os.fork()
     if pid == 0:  # the child must leave by os._exit whatever happens
         code = 1
         try:
-            if recorder._lock.acquire(timeout=5):
+            if recorder._lock.acquire(timeout=60):
                 recorder(block(2))
                 code = 0 if recorder.summary().requests == 2 else 3
         finally:

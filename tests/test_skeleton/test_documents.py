@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -105,8 +103,11 @@ def test_notebooks_run_and_end_with_the_report(notebook: Path, tmp_path: Path, m
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("GPULOAD_NOTEBOOK_MB", "4")
+    import nbformat
+    from nbclient import NotebookClient
+
     content = nbformat.read(notebook, as_version=4)
-    NotebookClient(content, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(content, timeout=500, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     last = [cell for cell in content.cells if cell.cell_type == "code"][-1]
     assert "gpuload.report()" in last.source
     shown = last.outputs[-1].data

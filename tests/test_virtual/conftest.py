@@ -8,9 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5netcdf
-import h5py
-import iris_sample_data
 import numpy as np
 import pytest
 
@@ -25,13 +22,16 @@ def netcdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     To ``x.nc``: ``x.nc.kerchunk.json`` and ``x.nc.virtualizarr-all.json``, and to some ``x.nc.virtualizarr.json``, with
     coordinates inline. To the months of NEMO together: ``nemo.kerchunk.json`` and ``nemo.virtualizarr.json``.
     """
+    import h5py
+    import iris_sample_data
+
     folder = tmp_path_factory.mktemp("netcdf").resolve()
     for path in Path(iris_sample_data.path).rglob("*.nc"):
         if h5py.is_hdf5(path):
             shutil.copy(path, folder)
     make_filtered(folder / "filtered.nc")
     script = Path(__file__).parent / "make_references.py"
-    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -39,6 +39,8 @@ def netcdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_filtered(path: Path) -> None:
     """Variables of every filter, with edges, and chunks never written."""
     rng = np.random.default_rng(5)
+    import h5netcdf
+
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"y": 23, "x": 31, "few": 3, "four": 4}
         for name, dtype, options in (

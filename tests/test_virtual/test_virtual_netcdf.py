@@ -20,8 +20,6 @@ from gpuload import config
 from gpuload.request import Reason
 from gpuload.zarr import Array, Dataset
 
-pytestmark = pytest.mark.timeout(300)  # the makers take their time on a busy machine
-
 MAKERS = ("kerchunk", "virtualizarr", "virtualizarr-all")
 FILES = 14
 

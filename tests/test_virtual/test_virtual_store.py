@@ -23,8 +23,6 @@ from gpuload.request import Reason
 from gpuload.zarr import Array, VirtualStore, inspect
 from gpuload.zarr.where import chunks_of
 
-pytestmark = pytest.mark.timeout(300)  # the makers take their time on a busy machine
-
 E1 = "E1_north_america.nc"
 
 
@@ -181,7 +179,7 @@ def test_a_million_references(tmp_path: Path) -> None:
     content = f'{{"version": 1, "templates": {{"u": "x.bin"}}, "refs": {{{head}, {entries}}}}}'
     (tmp_path / "refs.json").write_text(content)
     script = BOUNDED.format(path=sys.path, refs=str(tmp_path / "refs.json"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1200  # MiB
 

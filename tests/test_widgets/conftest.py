@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import IPython.display
 import pytest
 
 from gpuload.request import Served
@@ -76,6 +75,6 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
     monkeypatch.setattr(live, "in_kernel", lambda: True)
     monkeypatch.setattr(live, "possible", lambda: True)
     monkeypatch.setattr(live, "model", end.model)
-    monkeypatch.setattr(IPython.display, "display", end.display)
-    monkeypatch.setattr(IPython.display, "update_display", end.update_display)
+    monkeypatch.setattr("IPython.display.display", end.display)
+    monkeypatch.setattr("IPython.display.update_display", end.update_display)
     return end

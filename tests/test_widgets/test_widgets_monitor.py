@@ -12,11 +12,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
 import zarr
-from nbclient import NotebookClient
 
 import gpuload
 from gpuload.events import publish
@@ -213,9 +211,12 @@ def test_a_notebook_that_no_page_looks_at_keeps_the_last_state(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     hide = f"import sys; sys.modules[{without!r}] = None\n" if without else ""
+    import nbformat
+    from nbclient import NotebookClient
+
     cells = [nbformat.v4.new_code_cell(cell) for cell in (hide + NOTEBOOK[0], *NOTEBOOK[1:])]
     content = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(content, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(content, timeout=500, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     shown = content.cells[1].outputs[0].data
     assert content.cells[2].outputs[0].text == "4 256\n"
     page = Tags(shown["text/html"])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
 import pytest
-import xarray
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """dask computes in the calling thread."""
+    import dask
+
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 def dataset() -> xarray.Dataset:
+    import xarray
+
     rng = np.random.default_rng(3)
     temperature = rng.standard_normal((12, 9, 10)).astype("f4")
     temperature[3, 4, 5] = np.nan

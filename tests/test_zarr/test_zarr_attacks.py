@@ -43,7 +43,7 @@ print("grown by", (after - peak) >> 10)
 def grown(path: Path, action: str) -> tuple[str, int]:
     """What a new process says that does `action` with the array at `path`, and the MiB of memory it took for it."""
     script = BOUNDED.format(path=sys.path, action=action.format(path=str(path)))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     said, _, size = done.stdout.partition("grown by")
     assert size, done.stderr
     return said, int(size)

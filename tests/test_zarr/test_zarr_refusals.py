@@ -199,7 +199,7 @@ def test_an_unreadable_chunk_file(tmp_path: Path) -> None:
         if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(folder.stat().st_mode | 0o055)
     script = UNREADABLE.format(path=sys.path, root=str(tmp_path / "a"), file=str(file), key=key)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert "refused" in done.stdout, done.stderr
 
 
