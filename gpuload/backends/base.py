@@ -119,6 +119,14 @@ class DirectBackend(Protocol):
         """Write whole blocks into a leased file that is open for it; never raises."""
         ...
 
+    def count(self) -> None:
+        """Have the library count what it moves, as soon as its driver is open."""
+        ...
+
+    def counted(self) -> tuple[int, int] | None:
+        """Bytes that the library says it has read and written in this process; None: it does not count."""
+        ...
+
     def retry(self, error: Exception) -> Reason | None:
         """Why the fallback may move what failed; None: it must not."""
         ...

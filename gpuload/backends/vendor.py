@@ -83,6 +83,8 @@ class Library(Protocol):
     def deregister_buffer(self, pointer: int) -> None: ...
     def read(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int: ...
     def write(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int: ...
+    def count(self) -> bool: ...
+    def counted(self) -> tuple[int, int]: ...
 
 
 class _Files:
@@ -121,6 +123,7 @@ class VendorBackend(ABC):
         self._registering = [threading.Lock() for _ in range(_LOCKS)]
         self._opened = False
         self._doubt: Reason | None = None
+        self._count = self._counts = False  # asked for; done
         self._takes_direct: dict[int, bool] = {}  # by st_dev
         # By st_dev and GPU: what said that there is no way between them, as long as nothing came on it; None: it did.
         self._routes: dict[tuple[int, int], VendorError | None] = {}
@@ -181,7 +184,19 @@ class VendorBackend(ABC):
                 certain = self.open_driver(used=self.api.use_count() > 0)
                 self._opened = True
                 self._doubt = None if certain else Reason.UNVERIFIED
+                self._counts = self._count and self.api.count()
             return self._doubt
+
+    def count(self) -> None:
+        """Have the library count what it moves, as soon as its driver is open."""
+        with self._lock:
+            self._count = True
+            if self._opened:
+                self._counts = self.api.count()
+
+    def counted(self) -> tuple[int, int] | None:
+        """Bytes that the library says it has read and written in this process; None: it does not count."""
+        return self.api.counted() if self._counts else None
 
     def attach(self, handle: FileHandle) -> Any:
         """The library's handle of an open file, which is registered now if it was not; its lease is the caller's.
@@ -287,5 +302,5 @@ class VendorBackend(ABC):
         """
         with self._lock:
             if self._opened and deregister_all(self.name):
-                self._opened = False
+                self._opened = self._counts = False
                 self.api.close_driver()

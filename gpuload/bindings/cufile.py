@@ -156,6 +156,27 @@ class Library:
         """Write from device memory, with the errors of `read`; only with the feature ``write``."""
         return int(self._call("cuFileWrite", self._module.write, handle, pointer, size, file_offset, buffer_offset))
 
+    def count(self) -> bool:
+        """Have the open library count what it moves, as it may do already; whether it does."""
+        if "stats" not in self.features:
+            return False
+        module = self._module
+        with suppress(Exception):
+            if int(module.get_stats_level()) < 1:
+                module.set_stats_level(1)
+        with suppress(Exception):  # of what counts already
+            module.stats_start()
+        with suppress(Exception):
+            self.counted()
+            return True
+        return False
+
+    def counted(self) -> tuple[int, int]:
+        """Bytes that the library has read and written in this process, as it counts them itself."""
+        stats = self._module.StatsLevel1()
+        self._call("cuFileGetStatsL1", self._module.get_stats_l1, stats.ptr)
+        return int(stats.read_bytes), int(stats.write_bytes)
+
     def _call(self, call: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)

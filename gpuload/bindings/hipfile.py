@@ -19,6 +19,7 @@ from gpuload.request import Reason
 
 NAME = "hipfile"
 HIP_ERROR = 5011  # hipFileOpError that has one of HIP beside it
+NOT_SUPPORTED = 5008
 
 _NEEDED = (
     "hipFileBufDeregister",
@@ -113,6 +114,14 @@ class Library:
     def write(self, handle: Any, pointer: int, size: int, file_offset: int, buffer_offset: int) -> int:
         """Write from device memory, with the errors of `read`; only with the feature ``write``."""
         return self._moved("hipFileWrite", self._module.hipFileWrite(handle, pointer, size, file_offset, buffer_offset))
+
+    def count(self) -> bool:
+        """Whether the library counts what it moves: hip-python has no call that would tell."""
+        return False
+
+    def counted(self) -> tuple[int, int]:
+        """Bytes read and written, where `count` is so."""
+        raise VendorError("hipFileGetStatsL1", NOT_SUPPORTED, "hip-python has no such call")
 
     def _moved(self, call: str, answer: tuple[Any, ...]) -> int:
         moved, errno, device_error = answer

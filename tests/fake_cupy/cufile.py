@@ -55,6 +55,7 @@ class Module(ModuleType):
             cuFileUseCount=_Function(lambda: driver.uses),
             **dict.fromkeys(_SYMBOLS),
         )
+        self.level, self.started, self.miscounts = 0, False, 0
         self._descriptions, self._handles, self._numbers = {}, {}, itertools.count(0x1000)
 
     def get_version(self):
@@ -117,6 +118,30 @@ class Module(ModuleType):
     def write(self, number, *arguments):
         return self._told(self.driver.write, self._handles[number], *arguments)
 
+    def get_stats_level(self):
+        return self.level
+
+    def set_stats_level(self, level):
+        assert self.driver.uses
+        self.level = level
+
+    def stats_start(self):
+        if self.started:
+            raise cuFileError(5000)
+        self.started = self.level > 0
+        self._moved = self.driver.moved, self.driver.written
+
+    def StatsLevel1(self):
+        self._stats = SimpleNamespace(ptr=id(self), read_bytes=0, write_bytes=0)
+        return self._stats
+
+    def get_stats_l1(self, pointer):
+        if not self.started:
+            raise cuFileError(5000)
+        assert pointer == self._stats.ptr
+        self._stats.read_bytes = self.driver.moved - self._moved[0] + self.miscounts
+        self._stats.write_bytes = self.driver.written - self._moved[1]
+
     def _told(self, function, *arguments):
         try:
             return function(*arguments)
@@ -139,6 +164,7 @@ _SYMBOLS = (
     "cuFileBufDeregister",
     "cuFileBufRegister",
     "cuFileDriverOpen",
+    "cuFileGetStatsL1",
     "cuFileHandleDeregister",
     "cuFileHandleRegister",
     "cuFileRead",

@@ -31,7 +31,7 @@ def test_the_count_of_users_is_the_librarys(fake_cufile: ModuleType, library: cu
 
 def test_version_and_features(library: cufile.Library) -> None:
     assert library.version == (1, 20)
-    assert library.features == {"write", "parameters"}
+    assert library.features == {"write", "parameters", "stats"}
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV, errno.EREMOTEIO])
@@ -106,7 +106,7 @@ def test_an_old_library_knows_the_variable_alone(fake_cufile: ModuleType) -> Non
     fake_cufile.bindings.version = 1110
     del fake_cufile.bindings.symbols.cuFileSetParameterBool
     library = cufile.load()
-    assert library.features == {"write"}
+    assert library.features == {"write", "stats"}
     assert library.forbid_detour()
     assert os.environ[cufile.ALLOW] == "false"
     library.allow_detour()
@@ -116,6 +116,36 @@ def test_an_old_library_knows_the_variable_alone(fake_cufile: ModuleType) -> Non
 def test_a_newer_one_without_the_parameter_cannot_be_relied_on(fake_cufile: ModuleType) -> None:
     del fake_cufile.bindings.symbols.cuFileSetParameterBool
     assert not cufile.load().forbid_detour()
+
+
+def test_what_it_counts_itself(fake_cufile: ModuleType, library: cufile.Library) -> None:
+    library.open_driver()
+    assert library.count()
+    assert fake_cufile.bindings.level == 1
+    assert library.counted() == (0, 0)
+    fake_cufile.fake.moved, fake_cufile.fake.written = 640, 64
+    assert library.count()  # it does already, and goes on from where it is
+    assert library.counted() == (640, 64)
+    library.close_driver()
+
+
+def test_a_level_of_the_users_stays(fake_cufile: ModuleType, library: cufile.Library) -> None:
+    fake_cufile.bindings.level = 3
+    library.open_driver()
+    assert library.count()
+    assert fake_cufile.bindings.level == 3
+    library.close_driver()
+
+
+def test_one_that_cannot_count(fake_cufile: ModuleType) -> None:
+    fake_cufile.bindings.set_stats_level = lambda level: None  # it does not listen
+    library = cufile.load()
+    library.open_driver()
+    assert not library.count()
+    library.close_driver()
+    cufile.forget()
+    del fake_cufile.bindings.symbols.cuFileGetStatsL1
+    assert not cufile.load().count()
 
 
 def test_the_users_own_prohibition_stays(library: cufile.Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def test_on_the_host(tmp_path: Path) -> None:
     (row,) = found["written"]
     assert (row["path"], row["backend"], row["bytes"], row["moved"]) == ("fallback", "posix", 100001, 100001)
     assert found["read"]["bytes"] == 100001
+    assert found["counted"] is None
     assert os.listdir(tmp_path) == []
 
 
@@ -45,6 +46,51 @@ def test_by_the_fastpath(fake_vendor: ModuleType, tmp_path: Path, monkeypatch: p
     assert f"written: 960 bytes, fastpath by {name}" in text
     assert "written: 40 bytes, fallback by posix (tail)" in text
     assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def comparing(fake_vendor: ModuleType) -> ModuleType:
+    """The fake GPU compares on the host."""
+    fake_vendor.fake.cupy.ndarray.__eq__ = lambda self, other: self.get() == other.get()
+    return fake_vendor
+
+
+def test_the_librarys_own_count_is_shown_beside_the_record(comparing: ModuleType, tmp_path: Path) -> None:
+    name = comparing.name
+    for _ in range(2):  # the second time it has counted the first
+        found = json.loads(verify(str(tmp_path), "--device", "cuda:0", "--size", "1000", "--json").output)["counted"]
+        claimed = {"read": 960, "written": 960}
+        assert (found["backend"], found["claimed"]) == (name, claimed)
+        counts = name == "cufile"
+        assert found["counted"] == (claimed if counts else None)
+        assert found["agrees"] is (True if counts else None)
+    text = verify(str(tmp_path), "--device", "cuda:0", "--size", "1000").output.splitlines()[-1]
+    said = f"claimed for {name}: 960 bytes written, 960 read; "
+    assert text == said + (
+        "counted by cufile itself: 960 and 960: agrees"
+        if name == "cufile"
+        else "not verified: it tells no statistics of its own"
+    )
+
+
+def test_a_count_that_is_not_the_records(
+    fake_cufile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cufile.fake.cupy.ndarray.__eq__ = lambda self, other: self.get() == other.get()
+    fake_cufile.bindings.miscounts = 64
+    text = verify(str(tmp_path), "--device", "cuda:0", "--size", "1000").output.splitlines()[-1]
+    assert text.endswith("counted by cufile itself: 960 and 1,024: DIFFERENT")
+
+
+def test_nothing_is_claimed_where_another_served(comparing: ModuleType, tmp_path: Path) -> None:
+    from gpuload.errors import VendorError
+
+    comparing.fake.faults["read"] = comparing.fake.faults["write"] = lambda n: VendorError(
+        "read", -1, "no way", errno=comparing.ENODEV
+    )
+    found = json.loads(verify(str(tmp_path), "--device", "cuda:0", "--size", "1000", "--json").output)
+    assert found["counted"] is None
+    assert not comparing.fake.moved
 
 
 def test_a_difference_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,12 +72,10 @@ library = cufile.load()
 if "parameters" in library.features:
     library._module.set_parameter_bool(library._module.BoolConfigParameter.PROPERTIES_ALLOW_COMPAT_MODE, True)
 library.open_driver()
-library._module.set_stats_level(3)
-library._module.stats_start()
+assert library.count()
+before, _ = library.counted()
 found = read()
-stats = library._module.StatsLevel1()
-library._module.get_stats_l1(stats.ptr)
-print(json.dumps([found, int(stats.read_bytes)]))
+print(json.dumps([found, library.counted()[0] - before]))
 """
 )
 
