@@ -160,9 +160,11 @@ class Library:
         """Have the open library count what it moves, as it may do already; whether it does."""
         if "stats" not in self.features:
             return False
-        module = self._module
+        module, level = self._module, 0
         with suppress(Exception):
-            if int(module.get_stats_level()) < 1:
+            level = int(module.get_stats_level())  # the user's configuration may say more
+        if level < 1:
+            with suppress(Exception):
                 module.set_stats_level(1)
         with suppress(Exception):  # of what counts already
             module.stats_start()
