@@ -133,6 +133,15 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
+def zarr_on_gpu(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The fake CuPy, also for zarr-python's buffers of device memory."""
+    from zarr.core.buffer import gpu
+
+    monkeypatch.setattr(gpu, "cp", fake_cupy)
+    return fake_cupy
+
+
+@pytest.fixture
 def fake_hipfile(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """`fake_cupy` as CuPy for ROCm, with a hipFile beside it that reads blocks of 64 bytes; see `fake_cupy/hipfile.py`.
 

@@ -27,7 +27,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.registry import register_pipeline
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 
 from gpuload.errors import UnsupportedArrayError
 
@@ -43,6 +43,7 @@ __all__ = [
     "Store",
     "StorePath",
     "WrapperStore",
+    "ZipStore",
     "buffer_of",
     "byte_range",
     "child_names",

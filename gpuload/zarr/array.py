@@ -71,8 +71,9 @@ class Array:
             if document is not None:
                 description = _compat.with_codecs_of(description, document.tobytes())
         whole = layout_of(description)
-        if source.references is not None and whole.index is not None:
-            whole = whole.as_foreign()  # the shards are ranges themselves
+        references = source.references
+        if references is not None and (whole.index is not None or references.unpacks(source.prefix)):
+            whole = whole.as_foreign()  # the shards are ranges themselves; or what is stored has to be unpacked first
         self._layout = whole
         for name in fields:
             self._layout = self._layout.field(name)

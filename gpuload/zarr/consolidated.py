@@ -122,6 +122,6 @@ def _above(source: Source) -> Iterator[tuple[Root, str, str]]:
         if not any(os.path.isfile(os.path.join(above, name)) for name in _GROUPS):
             return
         parts.insert(0, os.path.basename(place))
-        with Root(above, follow_links=source.store.follow_links) as root:
+        with Root(above, follow_links=source.root.follow_links) as root:
             yield root, "", "/".join(parts)
         place = above

@@ -33,7 +33,7 @@ from gpuload.zarr.shards import EMPTY, IndexForm
 from gpuload.zarr.source import Source
 from gpuload.zarr.stores import store_at
 from gpuload.zarr.tree import walk
-from gpuload.zarr.virtual_store import VirtualStore
+from gpuload.zarr.virtual_entries import Entries
 
 _MENDED = (Reason.HOST_CODEC, Reason.TAIL)  # by `gpuload pack`
 _SAMPLE = 256  # files, at most, that are looked at for a display
@@ -100,7 +100,7 @@ def inspect(path: str | os.PathLike[str]) -> tuple[ArrayInspection, ...]:
     Parameters
     ----------
     path
-        Of a zarr store in local files, or of kerchunk's JSON references to ranges of some.
+        Of a zarr store in local files, of kerchunk's JSON references to ranges of some, or of a zip archive.
 
     Returns
     -------
@@ -218,7 +218,7 @@ def _in_files(
 
 
 def _in_references(
-    store: VirtualStore, prefix: str, described: _compat.Description, layout: Layout, most: int | None
+    store: Entries, prefix: str, described: _compat.Description, layout: Layout, most: int | None
 ) -> tuple[list[_Ranges], bool]:
     """The same where the store refers to ranges of other files; what is inline is in none that takes the fastpath."""
     is_chunk, _ = chunk_test(described)
@@ -296,5 +296,5 @@ def _codec_names(described: _compat.Description) -> tuple[str, ...]:
 
 
 def _pack_command(path: str) -> str:
-    stem = path.rstrip("/").removesuffix(".zarr").removesuffix(".json") or "store"
+    stem = path.rstrip("/").removesuffix(".zip").removesuffix(".zarr").removesuffix(".json") or "store"
     return f"gpuload pack {shlex.quote(path)} {shlex.quote(f'{stem}.packed.zarr')}"

@@ -46,8 +46,9 @@ def open(  # noqa: A001 - zarr and h5py call it so
     x
         A path (``~`` is the home directory), a ``file://`` URL, or a local store of zarr-python, or an array or group
         in one. zarr v2 and v3, with consolidated metadata or without. Also the path of kerchunk's JSON references, as
-        kerchunk and VirtualiZarr write them: their chunks are ranges of other local files, as HDF5 and NetCDF4. Or a
-        list of all these, each a group.
+        kerchunk and VirtualiZarr write them: their chunks are ranges of other local files, as HDF5 and NetCDF4. And of
+        a zip archive, or a ZipStore of zarr-python: its members are ranges of that one file. Or a list of all these,
+        each a group.
     mode
         ``"r"``: reading; ``"r+"``: reading, and writing into what is there.
     device
@@ -98,6 +99,8 @@ def open(  # noqa: A001 - zarr and h5py call it so
     store: DeviceStore | VirtualStore
     if isinstance(x, zarr.Array | zarr.Group):
         store, path, zarr_format = _local(x.store, follow_links, read_only), x.path, x.metadata.zarr_format
+        if isinstance(store, VirtualStore) and store is not x.store:  # a ZipStore, which leaves no directory out
+            path = store.entries.within(path)
     elif isinstance(x, _compat.Store):
         store = _local(x, follow_links, read_only)
     else:
@@ -125,6 +128,8 @@ def _joined(nodes: list[Array | Dataset], dim: str | None) -> Dataset:
 def _local(store: _compat.Store, follow_links: bool | None, read_only: bool) -> DeviceStore | VirtualStore:
     if isinstance(store, VirtualStore):
         return for_reading(store, read_only)
+    if isinstance(store, _compat.ZipStore):
+        return for_reading(VirtualStore(store.path, follow_links=follow_links), read_only)
     if not isinstance(store, _compat.LocalStore):
         raise NotLocalError(f"{type(store).__name__} {store} is not a store of local files; {INSTEAD}")
     if follow_links is None and isinstance(store, DeviceStore):
@@ -152,7 +157,7 @@ def _hint(path: str) -> str:
     if begins(path, b"\x89HDF") or begins(path, b"CDF"):
         return ": it is NetCDF or HDF5; make references to it with kerchunk or VirtualiZarr, and open these"
     if not os.path.isdir(path):
-        return ", as a store must be" + (": unpack the zip file first" if name.endswith(".zip") else "")
+        return ", as a store must be"
     with suppress(OSError), os.scandir(path) as entries:
         seen = itertools.islice(entries, _LOOKED_AT)
         below = sorted(e.name for e in seen if any(os.path.isfile(os.path.join(e.path, d)) for d in DOCUMENTS))

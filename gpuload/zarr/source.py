@@ -16,6 +16,7 @@ from gpuload.memory.device import Device, resolve
 from gpuload.request import Reason
 from gpuload.zarr import _compat
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.virtual_entries import Entries
 from gpuload.zarr.virtual_store import VirtualStore
 
 MAX_DOCUMENT = 64 << 20  # bytes of one metadata document; consolidated metadata have about one KiB an array
@@ -69,9 +70,9 @@ class Source:
         return self.path or os.path.basename(self.place.rstrip("/"))
 
     @property
-    def references(self) -> VirtualStore | None:
-        """The store, where its entries are ranges of other files; None where each is a file."""
-        return self.store if isinstance(self.store, VirtualStore) else None
+    def references(self) -> Entries | None:
+        """The entries of the store, where these are ranges of other files; None where each is a file."""
+        return self.store.entries if isinstance(self.store, VirtualStore) else None
 
     @property
     def place(self) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from gpuload.errors import ReadOnlyError
 from gpuload.zarr.store import DeviceStore
+from gpuload.zarr.virtual_load import kind
 from gpuload.zarr.virtual_store import VirtualStore
 
 DOCUMENTS = ("zarr.json", ".zarray", ".zgroup")  # of a node
@@ -33,11 +34,11 @@ def store_at(
     Raises
     ------
     ReadOnlyError
-        References, and not `read_only`.
+        References or an archive, and not `read_only`.
     StoreError
         As `VirtualStore` does. Directories are not looked at yet.
     """
-    if os.path.basename(path) in DOCUMENTS or not begins(path, b"{"):
+    if os.path.basename(path) in DOCUMENTS or kind(path, _start(path)) is None:
         return DeviceStore(path, read_only=read_only, follow_links=follow_links)
     return for_reading(VirtualStore(path, roots=roots, follow_links=follow_links), read_only)
 
@@ -51,8 +52,12 @@ def for_reading(store: VirtualStore, read_only: bool) -> VirtualStore:
 
 def begins(path: str, start: bytes) -> bool:
     """Whether there is a regular file at `path` that begins with `start`, behind white space."""
-    if not os.path.isfile(path):
-        return False
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(_LOOKED_AT).lstrip().startswith(start)
-    return False
+    return (_start(path) or b"").lstrip().startswith(start)
+
+
+def _start(path: str) -> bytes | None:
+    """What the regular file at `path` begins with; None where there is none that can be read."""
+    if os.path.isfile(path):
+        with suppress(OSError), open(path, "rb") as file:
+            return file.read(_LOOKED_AT)
+    return None

@@ -19,6 +19,7 @@ import numpy as np
 
 from gpuload.errors import EscapesStoreError, NotZarrError, UnsupportedArrayError
 from gpuload.request import Int64
+from gpuload.zarr.virtual_members import Members
 
 INLINE = -1  # in place of a file: the bytes are in the document itself
 WHOLE = -1  # in place of a size: all of the file
@@ -46,6 +47,9 @@ class References:
         As the document has them.
     inline
         What the document itself holds, one entry after the other.
+    members
+        Where the one file is a zip archive: what is known of its members, which are the entries. Then `offset` is where
+        each begins as far as that has been found.
     """
 
     rows: Mapping[str, int]
@@ -54,6 +58,7 @@ class References:
     size: Int64
     paths: tuple[str, ...]
     inline: bytes
+    members: Members | None = None
 
 
 def parse(document: bytes) -> References:
@@ -73,7 +78,7 @@ def parse(document: bytes) -> References:
     except (ValueError, RecursionError) as error:
         raise NotZarrError(f"is no JSON: {str(error)[:200]}") from error
     entries, templates = _entries(content)
-    _check_keys(list(entries))
+    check_keys(list(entries))
     return _Table(templates).fill(_with_scalars(entries))
 
 
@@ -103,7 +108,7 @@ def _entries(content: Any) -> tuple[dict[str, Any], dict[str, str]]:
     return entries, templates
 
 
-def _check_keys(keys: Sequence[str]) -> None:
+def check_keys(keys: Sequence[str]) -> None:
     """Refuse keys that no store has; all are looked at together, and each only where that finds something odd."""
     joined = "\0".join(keys)
     odd = (

@@ -20,8 +20,8 @@ from gpuload.zarr import shards
 from gpuload.zarr.array import Array
 from gpuload.zarr.layout import Layout
 from gpuload.zarr.shards import Index, IndexForm
+from gpuload.zarr.virtual_entries import Entries
 from gpuload.zarr.virtual_refs import WHOLE
-from gpuload.zarr.virtual_store import VirtualStore
 
 
 def grid_of(array: Array) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class _Ranges:
 
     _known: ClassVar[weakref.WeakKeyDictionary[Array, _Ranges]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, array: Array, store: VirtualStore) -> None:
+    def __init__(self, array: Array, store: Entries) -> None:
         self._store = store
         prefix = array.source.prefix
         keys, file, offset, size = store.spans(prefix)
@@ -100,7 +100,7 @@ class _Ranges:
         self._end = np.where(size[order] == WHOLE, np.iinfo(np.int64).max, self._offset + size[order])
 
     @classmethod
-    def of(cls, array: Array, store: VirtualStore) -> _Ranges:
+    def of(cls, array: Array, store: Entries) -> _Ranges:
         """Made once for each array."""
         known = cls._known.get(array)
         if known is None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from gpuload import config
 from gpuload.backends import registry
+
+
+@pytest.fixture(scope="session")
+def zips() -> ModuleType:
+    """The module `zips.py` beside this one, which makes archives."""
+    specification = importlib.util.spec_from_file_location("zips", Path(__file__).parent / "zips.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -57,15 +56,6 @@ def poisoned_results() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HostDevice, "empty", poisoned)
         yield
-
-
-@pytest.fixture
-def zarr_on_gpu(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The fake CuPy, also for zarr-python's buffers of device memory."""
-    from zarr.core.buffer import gpu
-
-    monkeypatch.setattr(gpu, "cp", fake_cupy)
-    return fake_cupy
 
 
 @pytest.fixture(params=["io_uring", "posix", "io_uring, straight into place", "posix, straight into place"])

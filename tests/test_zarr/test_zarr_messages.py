@@ -107,11 +107,13 @@ def test_many_names_are_not_a_wall() -> None:
 
 def test_a_wrong_path_is_answered_with_what_to_open(store: Path, tmp_path: Path) -> None:
     (tmp_path / "s.zip").write_bytes(b"PK")
+    (tmp_path / "s.txt").write_bytes(b"zarr")
     document = next(path for path in (store / "air").iterdir() if path.name in ("zarr.json", ".zarray"))
     for path, answer in {
         tmp_path: "holds neither a zarr array nor a group; below it are s.zarr",
         document: f"open '{store / 'air'}'",
-        tmp_path / "s.zip": "is no directory, as a store must be: unpack the zip file first",
+        tmp_path / "s.zip": "cannot be read as a zip archive",
+        tmp_path / "s.txt": "is no directory, as a store must be",
     }.items():
         with pytest.raises(NotZarrError, match=re.escape(answer)):
             gpuload.open(path)
