@@ -31,7 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "uring": {
         "entries": 2048,
         "slots": 8192,  # fixed files
-        "mode": "auto",  # "window" | "chains" | "auto": chains for short reads
+        "mode": "auto",  # "window" | "chains" | "polled" | "auto": what suits the reads and the machine
+        "pollers": None,  # rings with a kernel thread of their own; None: from the cores, 0: none
         "window": 32,  # reads in flight, of those that go through the window
     },
     "fastpath": {

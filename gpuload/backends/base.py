@@ -190,6 +190,7 @@ class Batch:
     direct: int = 0
     proofs_from: int = -1  # rows from here on only prove the size of a file; -1: none does
     dense: bool = True  # most of its files are likely to be there
+    undecoded: bool = False  # nothing is to be done to it on the host but to read it
     owner: Any = None
     index: int = 0
     got: Int64 = field(init=False)

@@ -6,7 +6,9 @@ User data of a submission: bits 0-31 the row or the file, bits 32-39 the lane, a
 from __future__ import annotations
 
 import errno
+import os
 from functools import lru_cache
+from stat import S_ISREG
 from time import monotonic
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from gpuload.backends.base import Batch
 from gpuload.backends.chains import Weave
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.syscalls import OPEN_HOW
+from gpuload.bindings.syscalls import OPEN_HOW, openat2
 from gpuload.bindings.uring_abi import Rows
 from gpuload.request import Int64
 
@@ -37,12 +39,16 @@ class Lane:
     """
 
     __slots__ = (
-        "batch", "completed", "first", "got", "left", "names", "number", "opened", "opening", "retries", "rows",
-        "stirred", "want",
+        "batch", "completed", "descriptors", "first", "fixed", "goals", "got", "left", "names", "number", "opened",
+        "opening", "retries", "rows", "slot", "stirred", "want",
     )  # fmt: skip
 
     def __init__(self, number: int, first: int, batch: Batch) -> None:
         self.number, self.first, self.batch = number, first, batch
+        self.slot: Int64 = first + np.arange(len(batch.keys))  # of each file
+        self.fixed = True  # those are slots, not descriptors
+        self.descriptors: list[int] = []  # that are its own
+        self.goals: list[int] = []  # of each poller, what it has worked off when all of this is done; empty: not polled
         self.rows: Int64 | None = None  # what is to be read; None: every row
         self.left = 0  # completions that are still to come
         self.opening = 0  # opens, of these
@@ -58,6 +64,26 @@ class Lane:
     def mark(self) -> int:
         """What the user data of its submissions has beside the row."""
         return self.number << 32 | (0 if self.opened is None else CHAIN)
+
+    def open_files(self) -> bool:
+        """Open the files as descriptors, so that several rings read the same ones; False where one is not to be had."""
+        root = self.batch.root
+        flags = root.open_flags | os.O_CLOEXEC
+        try:
+            for key in self.batch.keys:
+                self.descriptors.append(openat2(root.fd, key, flags, root.resolve))
+                if not S_ISREG(os.fstat(self.descriptors[-1]).st_mode):
+                    raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
+        except OSError:  # who opens them next says what it is
+            self.close_files()
+            return False
+        self.slot, self.fixed = np.array(self.descriptors, np.int64), False
+        return True
+
+    def close_files(self) -> None:
+        """Close what `open_files` opened. Idempotent."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
     def list_rows(self) -> None:
         """From now on what comes back is noted row by row."""
@@ -83,11 +109,11 @@ class Lane:
         root = self.batch.root
         how = _how(root.open_flags, int(root.resolve)).ctypes.data
         data = files + (OPEN | self.mark)
-        return abi.openat2_rows(root.fd, self.names[files], how, self.first + files, data)
+        return abi.openat2_rows(root.fd, self.names[files], how, self.slot[files], data)
 
     def check_rows(self, files: Int64) -> Rows:
         """Looks at what these files are, to follow their opens."""
-        return abi.fadvise_rows(self.first + files, files + (OPEN | CHECK | self.mark))
+        return abi.fadvise_rows(self.slot[files], files + (OPEN | CHECK | self.mark))
 
     def opening_rows(self, files: Int64, *, checked: bool) -> Rows:
         """Opens of these files, each with its check linked behind it."""
@@ -103,12 +129,14 @@ class Lane:
     def read_rows(self, flags: int) -> Rows:
         """Reads of all rows, from where they are."""
         batch = self.batch
-        slot, offset = batch.file + self.first, batch.file_offset + batch.got
+        slot, offset = self.slot[batch.file], batch.file_offset + batch.got
         data = np.arange(len(batch), dtype=np.int64) + self.mark
         if batch.vectors is None:
             buffer = batch.block.buffer if batch.registered else None
             offset, address, size = self._blocks(offset, batch.address + batch.got, batch.ask - batch.got)
-            return abi.read_rows(slot, offset, address, size, data, buf_index=buffer, flags=flags)
+            return abi.read_rows(
+                slot, offset, address, size, data, buf_index=buffer, fixed_file=self.fixed, flags=flags
+            )
         table, count = batch.address, batch.vectors
         begun = np.flatnonzero((batch.got > 0) & (batch.got < batch.want)).tolist()
         if begun:
@@ -129,7 +157,7 @@ class Lane:
         """What is still to be read of one row; EAGAIN of a read that must not wait is for a worker, who may."""
         batch, got = self.batch, self.got[row]
         one = slice(row, row + 1)
-        slot, offset, data = self.first + batch.file[one], batch.file_offset[one] + got, np.array([self.mark | row])
+        slot, offset, data = self.slot[batch.file[one]], batch.file_offset[one] + got, np.array([self.mark | row])
         if batch.vectors is not None:
             table, count = batch.rest_of_table(row, got)
             return abi.readv_rows(slot, offset, table, count, data, flags=abi.IOSQE_ASYNC)
@@ -151,11 +179,11 @@ class Lane:
         skew = int(batch.file_offset[row]) % batch.direct
         return max(0, min(result - skew, int(batch.ask[row])))
 
-    def chain_rows(self, order: Weave) -> Rows:
-        """Everything, in chains: opens and checks linked softly, reads firmly."""
+    def chain_rows(self, order: Weave, flags: int = abi.IOSQE_ASYNC) -> Rows:
+        """Everything, in chains: opens and checks linked softly, reads firmly; `flags` for the reads."""
         rows: Rows = np.empty(len(order), abi.SQE)
         whole = rows.view(_OPAQUE)  # NumPy would move a row field by field
-        whole[order.read_at] = self.read_rows(abi.IOSQE_ASYNC | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
+        whole[order.read_at] = self.read_rows(flags | abi.IOSQE_IO_HARDLINK).view(_OPAQUE)
         if len(order.open_at):
             files = np.arange(len(order.open_at), dtype=np.int64)
             for at, what in ((0, self.open_rows(files)), (1, self.check_rows(files))):

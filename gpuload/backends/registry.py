@@ -43,7 +43,11 @@ class DirectEntry:
 
 def _make_uring() -> Backend:
     return uring.UringBackend(
-        integer("uring.entries"), integer("uring.slots"), integer_or_none("uring.window"), config.get("uring.mode")
+        integer("uring.entries"),
+        integer("uring.slots"),
+        integer_or_none("uring.window"),
+        config.get("uring.mode"),
+        integer_or_none("uring.pollers"),
     )
 
 

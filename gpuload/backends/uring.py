@@ -5,11 +5,12 @@ descriptor, no close a file) or, when already open, put there. A read starts onl
 was opened proved to be no pipe, so that no read can meet the file that had its slot before, or wait for a writer. Slots
 are emptied when there is nothing left to read.
 
-Cached reads are memory copies. With `IOSQE_ASYNC` the kernel's workers do them, on all cores as long as it is fed in
-one of two ways. Long reads go through a rolling window: fewer in flight than queued, new ones as old ones complete (all
-at once would run on one core). Short ones, whose every completion would cost as much as the read, are submitted a batch
-at a time as linked chains that the kernel works off by itself; what of a chain was cancelled behind an open that
-failed, or came short, goes through the window.
+Cached reads are memory copies. Where there are cores for it, rings with a thread of their own each do them (`pollers`).
+Else, with `IOSQE_ASYNC`, the kernel's workers do them, on all cores as long as it is fed in one of two ways. Long reads
+go through a rolling window: fewer in flight than queued, new ones as old ones complete (all at once would run on one
+core). Short ones, whose every completion would cost as much as the read, are submitted a batch at a time as linked
+chains that the kernel works off by itself; what of a chain was cancelled behind an open that failed, or came short,
+goes through the window.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import numpy.typing as npt
 from gpuload.backends.base import Availability, Batch
 from gpuload.backends.chains import weave
 from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, CHECK, OPEN, RETRY, ROW, Lane
+from gpuload.backends.pollers import Pollers, share
 from gpuload.bindings import uring_abi as abi
+from gpuload.bindings.limits import usable_cores
 from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
 from gpuload.errors import BackendError, BackendUnavailableError, ConfigError, RegistrationError
@@ -40,8 +43,12 @@ _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it
 _OPEN_RETRIES = 64
 CHAIN_UP_TO = 512 << 10  # longer reads take so long that waking for each costs little
 WINDOW = 32  # reads in flight
+FLIGHT = 64 << 20  # bytes of polled batches that are under way together, about; with more they leave the CPU's caches
+_BESIDE = 0.001  # seconds to wait for pollers while the ring has work, too
 _DEPTH = 3  # batches that are under way together, at least; workers that find nothing to do are slow to come back
-_MODES = ("auto", "window", "chains")
+_MODES = ("auto", "window", "chains", "polled")
+MOST_POLLERS = 15
+_POLLED_FROM = 8  # cores: fewer are better left to who decodes, copies and computes
 
 
 def availability() -> Availability:
@@ -86,12 +93,22 @@ class UringBackend:
     window
         Reads in flight through the window; None: 32.
     mode
-        ``"window"`` or ``"chains"``; ``"auto"``: chains for reads of 32 to 512 KiB, where most files are there.
+        ``"window"``, ``"chains"`` or ``"polled"``; ``"auto"``: polled where there are pollers and nothing but reading
+        to be done, else chains for reads of 32 to 512 KiB, where most files are there.
+    pollers
+        Rings with a thread of their own; None: three for four cores, at most 15, and none with less than 8 cores.
     """
 
     name = "io_uring"
 
-    def __init__(self, entries: int = 2048, slots: int = 8192, window: int | None = None, mode: str = "auto") -> None:
+    def __init__(
+        self,
+        entries: int = 2048,
+        slots: int = 8192,
+        window: int | None = None,
+        mode: str = "auto",
+        pollers: int | None = None,
+    ) -> None:
         if mode not in _MODES:
             raise ConfigError(f"uring.mode = {mode!r} is none of {', '.join(_MODES)}")
         slots = max(LANES, min(slots, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
@@ -107,6 +124,9 @@ class UringBackend:
         self.linked = abi.Feature.LINKED_FILE in self.ring.features
         self.window, self.mode = window or WINDOW, mode
         self.declined: dict[str, Reason] = {}
+        self._n_pollers = _pollers(mode) if pollers is None else pollers
+        self._pollers: Pollers | None = None  # made when they are first needed
+        self._polled: dict[int, Lane] = {}
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
         self._lanes: dict[int, Lane] = {}
@@ -128,7 +148,11 @@ class UringBackend:
     @property
     def hungry(self) -> bool:
         # Whatever is submitted together runs on one worker; only a queue longer than the window keeps it rolling.
-        return bool(self._free) and (len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self.window)
+        if not self._free:
+            return False
+        if self._polled:
+            return len(self._lanes) < 2 or sum(lane.batch.block.nbytes for lane in self._polled.values()) < FLIGHT
+        return len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self.window
 
     # ------------------------------------------------------------------ memory
 
@@ -168,8 +192,9 @@ class UringBackend:
                 self._check_block(batch)
             if batch.handles is None:
                 lane.names = batch.names()
-            else:
-                self.ring.update_files(lane.first, _descriptors(batch))
+            if self._suits_polling(batch) and self._begin_polled(lane):
+                return
+            self._install(lane)
             if self._suits_chains(batch):
                 self._begin_chains(lane)
                 return
@@ -180,6 +205,11 @@ class UringBackend:
             self._open(lane, np.arange(len(batch.keys), dtype=np.int64))
         else:
             self._queue_reads(lane)
+
+    def _install(self, lane: Lane) -> None:
+        """Put files that are open into the slots of a lane."""
+        if lane.batch.handles is not None:
+            self.ring.update_files(lane.first, _descriptors(lane.batch))
 
     def _check_block(self, batch: Batch) -> None:
         """The rows of a batch lie in its block; the block must lie in its registered buffer."""
@@ -210,8 +240,10 @@ class UringBackend:
     def _finish(self, lane: Lane) -> None:
         batch = lane.batch
         lane.unlist_rows()
+        lane.close_files()
         batch.check()
-        self._used[lane.number] = max(self._used.get(lane.number, 0), len(batch.keys))
+        if not lane.goals:
+            self._used[lane.number] = max(self._used.get(lane.number, 0), len(batch.keys))
         self._rows_left -= len(batch)
         del self._lanes[lane.number]
         self._free.append(lane.number)
@@ -221,6 +253,76 @@ class UringBackend:
         while self._used and not self._lanes:
             number, files = self._used.popitem()
             self.ring.update_files(number * self.files_per_batch, self._empty[:files])
+        if self._pollers is not None and not self._lanes:
+            self._pollers.rest()
+
+    # ------------------------------------------------------------------ polled
+
+    def _suits_polling(self, batch: Batch) -> bool:
+        if not self._n_pollers or not self.linked or batch.vectors is not None or batch.direct or not len(batch):
+            return False
+        if self.mode != "polled" and not (
+            self.mode == "auto" and batch.undecoded and batch.dense and int(batch.ask.max()) >= ASYNC_FROM
+        ):
+            return False
+        return self._may_poll()
+
+    def _may_poll(self) -> bool:
+        """Whether there are pollers; makes them, the first time."""
+        if self._pollers is None and self._n_pollers:
+            try:
+                self._pollers = Pollers(self._n_pollers, LANES * -(-self.files_per_batch // self._n_pollers))
+            except BackendError:
+                self._n_pollers = 0
+        return self._pollers is not None
+
+    def _begin_polled(self, lane: Lane) -> bool:
+        """Divide a batch among the rings that are polled; False where they have no room for it."""
+        batch, pollers = lane.batch, self._pollers
+        assert pollers is not None
+        files = len(batch.keys) if batch.handles is None and len(batch.keys) == len(batch) else 0
+        shares = share(len(batch), len(pollers), opened=not files)
+        if not pollers.fits(shares):
+            return False
+        if files:
+            lane.slot = lane.number * (pollers.slots // LANES) + np.arange(files) // len(pollers)
+        elif batch.handles is not None:
+            lane.slot, lane.fixed = _descriptors(batch).astype(np.int64), False
+        elif not lane.open_files():  # read by several rings: each must see the same file
+            return False
+        registered, batch.registered = batch.registered, False  # memory is registered with one ring
+        lane.opened = np.zeros(files, np.int64)
+        rows = lane.chain_rows(shares.order, 0)
+        batch.submitted[:] = monotonic()
+        lane.left = len(rows)
+        lane.goals = pollers.submit(rows, shares)
+        self._polled[lane.number] = lane
+        batch.registered = registered
+        return True
+
+    def _poll(self, timeout: float) -> None:
+        """Wait for the oldest batch, and take what has come of all."""
+        assert self._pollers is not None
+        self._pollers.wait(next(iter(self._polled.values())).goals, timeout)
+        done = self._pollers.reap()
+        if len(done):
+            what, answer = done["user_data"].astype(np.int64), done["res"].astype(np.int64)
+            self._chains_completed(what, answer, monotonic())
+
+    def _read_again(self, lane: Lane) -> None:
+        """What the pollers did not read whole is read anew, from the same file or a new open: through the window."""
+        batch = lane.batch
+        batch.got[lane.rows] = 0
+        batch.completed[lane.rows] = 0
+        lane.goals = []
+        opened = None if lane.fixed else lane.slot
+        lane.slot, lane.fixed = lane.first + np.arange(len(batch.keys)), True
+        lane.list_rows()
+        if opened is None:
+            self._open(lane, batch.file[lane.rows])
+        else:
+            self.ring.update_files(lane.first, opened)
+            self._queue_reads(lane)
 
     # ------------------------------------------------------------------ chains
 
@@ -252,7 +354,7 @@ class UringBackend:
         number = data >> 32 & 0xFF
         present = np.flatnonzero(np.bincount(number)).tolist()
         for i in present:
-            lane = self._chained[i]
+            lane = self._lanes[i]
             what, answer = data, result
             if len(present) > 1:
                 mine = number == i
@@ -268,8 +370,10 @@ class UringBackend:
             if bad.any():
                 self._opens_failed(lane.opened, what[bad], answer[bad])
             if not lane.left:
-                del self._chained[i]
-                self._chains_ended(lane)
+                polled = self._polled.pop(i, None)
+                if polled is None:
+                    del self._chained[i]
+                self._chains_ended(lane, polled=polled is not None)
 
     def _opens_failed(self, opened: Int64, what: Int64, answer: Int64) -> None:
         """Note what opens and checks answered that failed; a file that cannot be looked at is tried without a chain."""
@@ -278,7 +382,7 @@ class UringBackend:
         meant = checks & (answer != -errno.ECANCELED)  # else it never ran: the open before it tells why
         opened[what[meant] & ROW] = np.where(answer[meant] == -errno.ESPIPE, answer[meant], -errno.ECANCELED)
 
-    def _chains_ended(self, lane: Lane) -> None:
+    def _chains_ended(self, lane: Lane, *, polled: bool) -> None:
         """All of a lane's chains have ended: it is done, or what was cancelled or came short is read once more."""
         batch, opened = lane.batch, lane.opened
         assert opened is not None
@@ -298,6 +402,9 @@ class UringBackend:
             self._finish(lane)
             return
         lane.rows = np.flatnonzero(short)
+        if polled:
+            self._read_again(lane)
+            return
         batch.completed[short] = 0
         lane.list_rows()
         if len(lost):
@@ -325,6 +432,9 @@ class UringBackend:
             self.ring.push(self._woven.popleft())
         self._push_reads()
         flying = self.ring.inflight + self.ring.unsubmitted
+        if self._polled:
+            self._poll(_BESIDE if flying else timeout)
+            timeout = 0.0
         if not flying:
             return
         wait = self.window // 4
@@ -333,7 +443,7 @@ class UringBackend:
             # one has begun by then.
             left = [lane.left for lane in itertools.islice(self._chained.values(), 2)]
             wait = left[0] + (left[1] // 4 if len(left) > 1 else 0)
-        self.ring.enter(max(1, min(wait, flying)), timeout)
+        self.ring.enter(max(1, min(wait, flying)) if timeout else 0, timeout)
         completions = self.ring.reap()
         if len(completions):
             self._complete(completions)
@@ -459,7 +569,16 @@ class UringBackend:
 
     def close(self) -> None:
         """Wait for everything in flight, then let go of files and buffers."""
+        if self._pollers is not None:
+            self._pollers.close()
         self.ring.close()
+        for lane in self._lanes.values():
+            lane.close_files()
+
+
+def _pollers(mode: str) -> int:
+    cores = usable_cores()
+    return min(MOST_POLLERS, max(1, cores * 3 // 4)) if mode == "polled" or cores >= _POLLED_FROM else 0
 
 
 def _descriptors(batch: Batch) -> npt.NDArray[np.int32]:

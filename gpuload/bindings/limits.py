@@ -1,7 +1,8 @@
-"""What this process may lock, and what its memory is made of, read from its limits and from ``/proc/self``."""
+"""What this process may lock and use, and what its memory is made of, read from its limits and from the system."""
 
 from __future__ import annotations
 
+import os
 import resource
 
 _CAP_IPC_LOCK = 14
@@ -13,6 +14,17 @@ def memlock_limit() -> int | None:
     if soft == resource.RLIM_INFINITY or int(process_status("CapEff") or "0", 16) >> _CAP_IPC_LOCK & 1:
         return None
     return soft
+
+
+def usable_cores() -> int:
+    """Cores this process may keep busy: those it may run on, or its container's quota (cgroup v2) where that is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as value:
+            quota, period = map(int, value.read().split())
+    except (OSError, ValueError):  # no such file; "max"
+        return cores
+    return max(1, min(cores, quota // period)) if period else cores
 
 
 def process_status(field: str) -> str | None:

@@ -38,6 +38,8 @@ class Ring(Queues):
         Completions that fit the completion queue, which bounds what is in flight; default twice `entries`.
     setup_flags
         Exactly these `Setup` flags, rather than the best set that the kernel takes.
+    idle
+        With `Setup.SQPOLL`: milliseconds without work after which the ring's own thread goes to sleep.
 
     Attributes
     ----------
@@ -56,8 +58,10 @@ class Ring(Queues):
         No ring can be made here; `reason` says why.
     """
 
-    def __init__(self, entries: int = 256, cq_entries: int | None = None, *, setup_flags: int | None = None) -> None:
-        super().__init__(entries, cq_entries, setup_flags=setup_flags)
+    def __init__(
+        self, entries: int = 256, cq_entries: int | None = None, *, setup_flags: int | None = None, idle: int = 0
+    ) -> None:
+        super().__init__(entries, cq_entries, setup_flags=setup_flags, idle=idle)
         self.buffers: tuple[tuple[int, int], ...] = ()
         self._buffer_address = self._buffer_size = np.zeros(0, np.int64)
         self.n_files = 0

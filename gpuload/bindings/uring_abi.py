@@ -34,6 +34,7 @@ IOSQE_ASYNC = 1 << 4
 IOSQE_CQE_SKIP_SUCCESS = 1 << 6
 
 ENTER_GETEVENTS = 1 << 0
+ENTER_SQ_WAKEUP = 1 << 1
 ENTER_EXT_ARG = 1 << 3
 
 REGISTER_BUFFERS, UNREGISTER_BUFFERS = 0, 1
@@ -52,6 +53,7 @@ MAX_READ_BYTES = 0x7FFFF000  # the most one read transfers, whatever it asks for
 class Setup(IntFlag):
     """Flags of io_uring_setup(2)."""
 
+    SQPOLL = 1 << 1
     CQSIZE = 1 << 3
     CLAMP = 1 << 4
     SUBMIT_ALL = 1 << 7

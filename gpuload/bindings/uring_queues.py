@@ -48,6 +48,8 @@ class Queues:
         Completions that fit the completion queue, which bounds what is in flight; default twice `entries`.
     setup_flags
         Exactly these `Setup` flags, rather than the best set that the kernel takes.
+    idle
+        With `Setup.SQPOLL`: milliseconds without work after which the ring's own thread goes to sleep.
 
     Attributes
     ----------
@@ -66,8 +68,10 @@ class Queues:
         No ring can be made here; `reason` says why.
     """
 
-    def __init__(self, entries: int = 256, cq_entries: int | None = None, *, setup_flags: int | None = None) -> None:
-        self.fd, params = set_up(entries, cq_entries, setup_flags)
+    def __init__(
+        self, entries: int = 256, cq_entries: int | None = None, *, setup_flags: int | None = None, idle: int = 0
+    ) -> None:
+        self.fd, params = set_up(entries, cq_entries, setup_flags, idle)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._why_closed = "the ring is closed"
         try:
@@ -82,6 +86,8 @@ class Queues:
         """Map the queues and lay arrays over them."""
         self.setup_flags, self.features = Setup(int(params["flags"])), Feature(int(params["features"]))
         self.deferred = bool(self.setup_flags & Setup.DEFER_TASKRUN)
+        # The ring's own thread takes what is queued; asleep, it must be told.
+        self._flags = abi.ENTER_GETEVENTS | (abi.ENTER_SQ_WAKEUP if self.setup_flags & Setup.SQPOLL else 0)
         self.sq_entries, self.cq_entries = int(params["sq_entries"]), int(params["cq_entries"])
         sq, cq = params["sq"], params["cq"]
         size = max(int(sq["array"]) + 4 * self.sq_entries, int(cq["cqes"]) + abi.CQE.itemsize * self.cq_entries)
@@ -122,6 +128,11 @@ class Queues:
         return (self._sq_head.value - self._cq_head.value - self._skipped) & _U32
 
     @property
+    def ready(self) -> bool:
+        """Whether `reap` would find something."""
+        return self._cq_tail.value != self._cq_head.value
+
+    @property
     def room(self) -> int:
         """Rows that `push` takes now: a chain of linked rows must go in whole."""
         pending = self._sq_tail.value - self._cq_head.value - self._skipped & _U32
@@ -147,6 +158,18 @@ class Queues:
             self._fold()
         return n
 
+    def put(self, rows: Rows) -> None:
+        """Queue rows that are known to fit, uncounted: `push` for one whose every microsecond counts."""
+        tail, n, opaque = self._sq_tail.value, len(rows), rows.view(_ROW)
+        start = tail & (self.sq_entries - 1)
+        first = self.sq_entries - start
+        if n <= first:
+            self._sqes[start : start + n] = opaque
+        else:
+            self._sqes[start:] = opaque[:first]
+            self._sqes[: n - first] = opaque[first:]
+        self._sq_tail.value = tail + n & _U32
+
     def enter(self, wait: int = 0, timeout: float | None = None) -> None:
         """Submit all that is queued and wait for completions, with the GIL released.
 
@@ -166,7 +189,7 @@ class Queues:
             The ring cannot be used: closed, after fork, from another thread, or the kernel says so.
         """
         self._check()
-        flags, argument, size = abi.ENTER_GETEVENTS, 0, 0
+        flags, argument, size = self._flags, 0, 0
         if timeout is not None:
             self._time[0], self._time[1] = int(timeout), int(timeout % 1 * 1e9)
             flags |= abi.ENTER_EXT_ARG

@@ -47,8 +47,10 @@ class UringUnavailable(BackendUnavailableError):
         return type(self), (self.reason, self.detail, self.errno)
 
 
-def set_up(entries: int, cq_entries: int | None, setup_flags: int | None) -> tuple[int, Rows]:
+def set_up(entries: int, cq_entries: int | None, setup_flags: int | None, idle: int = 0) -> tuple[int, Rows]:
     """Make a ring with the best flags the kernel takes, or with just `setup_flags`.
+
+    With SQPOLL the ring's thread goes to sleep when it found nothing to do for `idle` milliseconds.
 
     Returns
     -------
@@ -69,6 +71,7 @@ def set_up(entries: int, cq_entries: int | None, setup_flags: int | None) -> tup
         params["flags"] = int(flags)
         if flags & Setup.CQSIZE:
             params["cq_entries"] = cq_entries or 2 * entries
+        params["sq_thread_idle"] = idle
         try:
             fd = syscall(SYS_SETUP, entries, params.ctypes.data)
             break

@@ -55,7 +55,7 @@ def _zarr() -> Check:
 
 
 _NUMBERS = ("slab.size", "slab.limit", "batch_bytes", "piece_bytes", "uring.entries", "uring.slots", "record.rows")
-_OPTIONAL_NUMBERS = ("uring.window", "posix.threads", "decode.threads", "handles.budget")
+_OPTIONAL_NUMBERS = ("uring.window", "uring.pollers", "posix.threads", "decode.threads", "handles.budget")
 _FLAGS = ("strict", "follow_links", "poison")
 
 

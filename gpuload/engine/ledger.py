@@ -14,7 +14,7 @@ from gpuload.backends.base import Batch
 from gpuload.engine.plan import Plan
 from gpuload.request import Decode, Filled, Float64, Int64, ReadPath, Reason, Served, purpose
 
-_PUBLISH_ROWS = 4096
+_PUBLISH_ROWS = 1024
 _PUBLISH_SECONDS = 0.1
 
 

@@ -261,7 +261,7 @@ class IoThread:
                 self.pool.give(block)
             job.fail(error)
             return True
-        batch.owner, batch.dense = job, job.dense
+        batch.owner, batch.dense, batch.undecoded = job, job.dense, job.inline
         job.parts[job.next] = part
         job.next += 1
         job.reading += 1

@@ -15,13 +15,18 @@ from gpuload.files.root import Root
 from gpuload.memory.slabs import SlabPool
 
 
-@pytest.fixture(params=["io_uring", "posix"])
+@pytest.fixture(params=["io_uring", "io_uring, polled", "posix"])
 def serving(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Each backend in turn, owned by the test's own thread."""
-    state = registry.available(request.param)
+    name = request.param.removesuffix(", polled")
+    state = registry.available(name)
     if state.reason is not None:
-        pytest.skip(f"{request.param} is not available here: {state.reason} {state.detail}")
-    backend = uring.UringBackend(slots=256) if request.param == "io_uring" else posix.PosixBackend(3)
+        pytest.skip(f"{name} is not available here: {state.reason} {state.detail}")
+    backend: uring.UringBackend | posix.PosixBackend
+    if name == "posix":
+        backend = posix.PosixBackend(3)
+    else:
+        backend = uring.UringBackend(slots=256, mode="auto" if name == request.param else "polled", pollers=3)
     yield backend
     backend.close()
 

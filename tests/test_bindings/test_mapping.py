@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import io
 import mmap
 import os
 
@@ -13,7 +14,7 @@ import pytest
 
 from gpuload.bindings import limits
 from gpuload.bindings import mapping as mapping_module
-from gpuload.bindings.limits import memlock_limit, process_status
+from gpuload.bindings.limits import memlock_limit, process_status, usable_cores
 from gpuload.bindings.mapping import map_anonymous
 
 
@@ -130,3 +131,26 @@ def test_memlock_limit(monkeypatch):
 def test_process_status():
     assert int(process_status("Pid")) == os.getpid()
     assert process_status("NoSuchField") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "cores"),
+    [
+        ("max 100000\n", 16),
+        ("400000 100000\n", 4),
+        ("50000 100000\n", 1),
+        ("9900000 100000\n", 16),
+        ("", 16),
+        (None, 16),
+    ],
+)
+def test_cores_that_may_be_kept_busy(content: str | None, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(path: str) -> io.StringIO:
+        assert path == "/sys/fs/cgroup/cpu.max"
+        if content is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(content)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(limits, "open", opened, raising=False)
+    assert usable_cores() == cores

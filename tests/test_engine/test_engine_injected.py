@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpuload import config
-from gpuload.backends import posix
+from gpuload.backends import posix, registry
 from gpuload.bindings import uring_abi as abi
 from gpuload.bindings.vectors import IOVEC
 from gpuload.engine import reader, transfer
@@ -39,15 +39,22 @@ class Fault:
         if backend == "io_uring":
             with config.set(backend=backend):
                 transfer.io_thread().prepare(backend, reader.HOST)
-            self.ring = transfer.io_thread()._backends[backend].ring  # type: ignore[attr-defined]
-            self._push, self._reap = self.ring.push, self.ring.reap
-            monkeypatch.setattr(self.ring, "push", self._ring_push)
-            monkeypatch.setattr(self.ring, "reap", self._ring_reap)
+            serving: Any = transfer.io_thread()._backends[backend]
+            if config.get("uring.mode") == "polled":
+                assert transfer.io_thread().call(serving._may_poll)
+            for ring in [serving.ring, *(serving._pollers.rings if serving._pollers else [])]:
+                self._come_between(ring)
         else:
             self._preadv = os.preadv
             monkeypatch.setattr(os, "preadv", self._posix_preadv)
             self._preadv_by_table = posix.preadv
             monkeypatch.setattr(posix, "preadv", self._posix_preadv_by_table)
+
+    def _come_between(self, ring: Any) -> None:
+        push, put, reap = ring.push, ring.put, ring.reap
+        self.monkeypatch.setattr(ring, "push", lambda rows: push(self._altered(rows)))
+        self.monkeypatch.setattr(ring, "put", lambda rows: put(self._altered(rows)))
+        self.monkeypatch.setattr(ring, "reap", lambda: self._failed(reap()))
 
     def _code(self, kind: str) -> int:
         if kind == "read":
@@ -60,7 +67,7 @@ class Fault:
             self.injected[errno.errorcode[code]] += 1
         return code
 
-    def _ring_push(self, rows: Any) -> int:
+    def _altered(self, rows: Any) -> Any:
         rows = rows.copy()
         for row in rows:
             places = np.zeros(0, IOVEC)
@@ -72,7 +79,7 @@ class Fault:
                 places = self._shortened(np.array([(row["addr"], row["len"])], IOVEC))
                 row["len"] = places["length"][0]
             self._where[int(row["user_data"])] = (int(row["opcode"]), places)
-        return int(self._push(rows))
+        return rows
 
     def _shortened(self, places: np.ndarray) -> np.ndarray:
         """A table of the first of the bytes that a table is for, as many as `shorten` says."""
@@ -84,8 +91,7 @@ class Fault:
         places["length"] = np.clip(places["length"].astype(np.int64) - (ends - nbytes), 0, places["length"])
         return places
 
-    def _ring_reap(self) -> Any:
-        done = self._reap()
+    def _failed(self, done: Any) -> Any:
         for completion in done:
             opcode, places = self._where[int(completion["user_data"])]
             code = 0
@@ -130,6 +136,17 @@ def _spoil(places: np.ndarray) -> None:
     """Leave rubbish where a read that failed may have; the last byte asked for may be the next chunk's first."""
     for base, length in places.tolist():
         ctypes.memset(base, 0x5A, max(0, length - 1))
+
+
+@pytest.fixture(params=["io_uring", "io_uring, polled", "posix"])
+def backend(request: pytest.FixtureRequest, fresh: Any) -> Iterator[str]:
+    """Each fallback backend in turn, the ring also with threads of its own."""
+    name, _, mode = request.param.partition(", ")
+    state = registry.available(name)
+    if state.reason is not None:
+        pytest.skip(f"{name} is not available here: {state.reason} {state.detail}")
+    with config.set({"backend": name, "uring.mode": mode or "auto", "uring.pollers": 2 if mode else None}):
+        yield name
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gpuload.engine.reader import handle_cache
 from gpuload.errors import ConfigError
 
 NUMBERS = ["piece_bytes", "batch_bytes", "slab.size", "slab.limit", "uring.entries", "uring.slots"]
-OPTIONAL = ["uring.window", "posix.threads", "decode.threads", "handles.budget"]
+OPTIONAL = ["uring.window", "uring.pollers", "posix.threads", "decode.threads", "handles.budget"]
 
 
 @pytest.mark.parametrize("value", ["false", "False", "no", "off", "0", 0, False, np.False_])
