@@ -17,7 +17,7 @@ def memlock_limit() -> int | None:
 
 
 def usable_cores() -> int:
-    """Cores this process may keep busy: those it may run on, or its container's quota (cgroup v2) where that is less."""
+    """Cores this process may keep busy: those it may run on, or its container's quota where that is less."""
     cores = len(os.sched_getaffinity(0))
     try:
         with open("/sys/fs/cgroup/cpu.max") as value:
