@@ -112,3 +112,59 @@ def test_the_switch_that_forces_the_detour(
     ((path, _, reason),) = read(fake_cufile, tmp_path / "x")
     assert (path, reason) == ("fallback", "forced-off")
     assert not fake_cufile.fake.uses
+
+
+class Neighbour:
+    """What kvikio does with cuFile in the same process: a user of the driver, with files of its own."""
+
+    def __init__(self, fake: ModuleType, path: Path) -> None:
+        self.fake, self.bindings, self.path = fake, fake.bindings, path
+        self.bindings.driver_open()
+        self.fd = os.open(path, os.O_RDONLY)
+        description = self.bindings.Descr()
+        description.type = self.bindings.FileHandleType.OPAQUE_FD
+        description.handle.fd, description.fs_ops = self.fd, 0
+        self.handle = self.bindings.handle_register(description.ptr)
+        self.out = fake.fake.cupy.empty((640,), "u1")
+
+    def read(self) -> bytes:
+        assert self.bindings.read(self.handle, self.out.data.ptr, 640, 0, 0) == 640
+        return bytes(self.out.get())
+
+    def close(self) -> None:
+        self.bindings.handle_deregister(self.handle)
+        os.close(self.fd)
+        self.bindings.driver_close()
+
+
+@pytest.mark.parametrize("first", ["gpuload", "kvikio"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_another_user_in_the_process_is_undisturbed(
+    fake_cufile: ModuleType, tmp_path: Path, first: str, direct: bool
+) -> None:
+    from gpuload.engine import fastpath, reader
+
+    fake_cufile.bindings.direct = direct
+    path = tmp_path / "x"
+    expected = {
+        ("gpuload", True): ("fastpath", None),
+        ("gpuload", False): ("fallback", "no-driver"),
+        ("kvikio", True): ("fallback", "unverified"),
+        ("kvikio", False): ("fallback", "unverified"),
+    }[first, direct]
+    if first == "gpuload":
+        assert [(row[0], row[2]) for row in read(fake_cufile, path)] == [expected]
+    else:
+        path.write_bytes(np.random.default_rng(0).integers(0, 256, 640, np.uint8).tobytes())
+    other = Neighbour(fake_cufile, path)
+    try:
+        content = path.read_bytes()
+        assert other.read() == content
+        assert [(row[0], row[2]) for row in read(fake_cufile, path)] == [expected]  # the same file, registered twice
+        assert other.read() == content
+        reader.handle_cache().clear()
+        fastpath.stop()
+        assert fake_cufile.fake.uses == 1
+        assert other.read() == content
+    finally:
+        other.close()

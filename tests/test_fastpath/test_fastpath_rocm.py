@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import settings
 
 import gpuload
 from gpuload import config
 from gpuload.errors import ChunkReadError
 
 pytestmark = [pytest.mark.rocm, pytest.mark.timeout(600)]  # compilers on a machine with much else to do
+DEEP = settings().max_examples > 100  # make test-rocm ARGS="--hypothesis-profile=deep"
 FORMS: dict[str, dict[str, Any]] = {
     "aligned": {"chunks": (16, 64, 64)},
     "odd": {"chunks": (19, 33, 31)},
@@ -224,6 +226,16 @@ def test_what_is_missing_is_named_by_reads_and_by_the_doctor(
     assert all((row[0] == "fastpath") == (reason is None) for row in rows)
 
 
+def test_without_hip_python(rocm_python: Callable[..., str], tmp_path: Path) -> None:
+    """CuPy alone: reads come by the fallback, through memory that nobody can page-lock."""
+    path, values = make(tmp_path, "odd")
+    absent = "import sys\nsys.modules['rocm'] = None\n"
+    total, rows, said = json.loads(rocm_python(absent + READ, path))
+    assert total == int(values.sum())
+    assert {row[0] for row in rows} == {"fallback"}
+    assert {row[2] for row in rows} == {said} == {"no-library"}
+
+
 def test_a_library_that_somebody_else_opened_is_unverified(rocm_python: Callable[..., str], tmp_path: Path) -> None:
     path, values = make(tmp_path, "aligned")
     first = "from rocm.hipfile import Driver\ndriver = Driver()\ndriver.open()\n"
@@ -263,9 +275,10 @@ print(failures)
 """
 
 
+@pytest.mark.timeout(7200 if DEEP else 600)
 def test_sixteen_threads_on_a_cold_process(rocm_python: Callable[..., str], tmp_path: Path) -> None:
     path, values = make(tmp_path, "odd")
-    for _ in range(2):
+    for _ in range(50 if DEEP else 2):
         assert rocm_python(COLD, path, int(values.sum())) == "[]"
 
 
