@@ -50,7 +50,7 @@ def chatty(path, gpu):
     return read
 
 def slow(path, gpu):
-    return lambda: (time.sleep(0.2), right)[1]
+    return lambda: (time.sleep(1), right)[1]
 
 right = data(SIDE)
 wrong = right.copy()

@@ -221,19 +221,22 @@ def test_one_bad_file_and_nothing_is_held(
     cache.release(handles)
 
 
-def test_whoever_finds_no_room_waits_for_a_release(tmp_path: Path, root: Root, make_cache: Any) -> None:
+def test_whoever_finds_no_room_waits_for_a_release(
+    tmp_path: Path, root: Root, make_cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = fill(tmp_path, 8)
     cache = make_cache(6, per_handle=1)
     held = cache.acquire(root, keys[:3])
     got: list[list[FileHandle | None]] = []
+    waits = threading.Semaphore(0)
+    wait = cache._changed.wait
+    monkeypatch.setattr(cache._changed, "wait", lambda: (waits.release(), wait()))
     waiting = threading.Thread(target=lambda: got.append(cache.acquire(root, keys[2:6])), daemon=True)
     waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
+    assert waits.acquire(timeout=60)
     assert cache.try_acquire(root, [keys[0]]) is None  # somebody is waiting in front
     cache.release(held[:1])
-    waiting.join(0.2)
-    assert waiting.is_alive()  # one place is not enough, and it takes all or nothing
+    assert waits.acquire(timeout=60)  # one place is not enough, and it takes all or nothing
     cache.release(held[1:])
     waiting.join(60)
     assert [content(handle) for handle in got[0]] == [key.encode() for key in keys[2:6]]
