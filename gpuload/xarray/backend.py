@@ -68,11 +68,12 @@ class GpuloadBackend(BackendEntrypoint):
         )
         from gpuload.xarray.store import Store
 
+        below = _below(source.path, group)
         store = Store.open_group(
             source.store,
-            group=_below(source.path, group),
+            group=below,
             mode="r",
-            consolidated=consolidated,
+            consolidated=_consolidated(source, below, zarr_format) if consolidated is None else consolidated,
             zarr_format=zarr_format or source.zarr_format,
         )
         return _dataset(store, decoding, device, strict)
@@ -102,12 +103,13 @@ class GpuloadBackend(BackendEntrypoint):
         )
         from gpuload.xarray.store import Store
 
-        top = "/" + (_below(source.path, group) or "")
+        below = _below(source.path, group)
+        top = "/" + (below or "")
         stores = Store.open_store(
             source.store,
             group=top,
             mode="r",
-            consolidated=consolidated,
+            consolidated=_consolidated(source, below, zarr_format) if consolidated is None else consolidated,
             zarr_format=zarr_format or source.zarr_format,
         )
         return {
@@ -146,6 +148,18 @@ def _group(x: Any, device: Any, strict: bool | None, follow_links: bool | None) 
 
 def _below(path: str, group: str | None) -> str | None:
     return "/".join(part for part in (path, (group or "").strip("/")) if part) or None
+
+
+def _consolidated(source: Any, below: str | None, zarr_format: int | None) -> bool | None:
+    """False where there are no consolidated metadata: None lets xarray try, and warn of what only writers can mend."""
+    from gpuload.zarr.source import Source
+
+    zarr_format = zarr_format or source.zarr_format
+    for path in {"", below or ""}:
+        node = Source(source.store, path, zarr_format=zarr_format, device="cpu", strict=False).look()
+        if getattr(getattr(node, "metadata", None), "consolidated_metadata", False) is not None:
+            return None  # there are some; or no group is there, of which xarray says so
+    return False
 
 
 def _dataset(store: Any, decoding: dict[str, Any], device: Any, strict: bool | None) -> xarray.Dataset:

@@ -67,6 +67,8 @@ class Dataset(Mapping[str, "Array | Variable | Dataset"]):
         ------
         KeyError
             There is none; says what there is.
+        NotZarrError
+            There is one whose metadata are damaged; names the document.
         UnsupportedArrayError
             There is one that zarr-python cannot open or decode.
         """
@@ -170,10 +172,8 @@ class Dataset(Mapping[str, "Array | Variable | Dataset"]):
         if any(part in ("", ".", "..") for part in parts):
             return None
         source = self._source.child("/".join(parts), self._zarr.metadata.zarr_format)
-        try:
-            return node_at(source)
-        except NotZarrError:
-            return None
+        node = source.look()
+        return None if node is None else _opened(source, node)
 
     def _lacks(self, name: object) -> str:
         """What to say of a name that is not there: what is, in the innermost group on the way to it."""
@@ -215,7 +215,7 @@ class Dataset(Mapping[str, "Array | Variable | Dataset"]):
     def __contains__(self, name: object) -> bool:
         try:
             return self._find(name) is not None
-        except UnsupportedArrayError:
+        except (NotZarrError, UnsupportedArrayError):
             return True
 
     def __eq__(self, other: object) -> bool:
@@ -253,7 +253,7 @@ class Dataset(Mapping[str, "Array | Variable | Dataset"]):
         try:
             node = self[name]
         except KeyError:  # consolidated metadata that outlived it
-            return formatting.Part(name, note="is not there any more, or its metadata are damaged"), None
+            return formatting.Part(name, note="is not there any more"), None
         except Exception as error:  # noqa: BLE001 - one that cannot be opened does not hide the others
             return formatting.Part(name, note=str(error)), None
         return (formatting.Part(name, note="group") if isinstance(node, Dataset) else node.part(name)), node
@@ -264,7 +264,10 @@ class Dataset(Mapping[str, "Array | Variable | Dataset"]):
 
 def node_at(source: Source) -> Array | Dataset:
     """Open the node of `source`."""
-    node = source.node()
+    return _opened(source, source.node())
+
+
+def _opened(source: Source, node: zarr.Array[Any] | zarr.Group) -> Array | Dataset:
     return Array(source, node.metadata) if isinstance(node, zarr.Array) else Dataset(source, node)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -94,20 +95,35 @@ class Source:
         Raises
         ------
         NotZarrError
-            Neither an array nor a group is there, or its metadata are larger than `MAX_DOCUMENT`.
+            Neither an array nor a group is there; or as `look` does.
         UnsupportedArrayError
-            Something is, but zarr-python does not understand it.
+            As `look` does.
+        """
+        node = self.look()
+        if node is None:
+            raise NotZarrError(f"{self!r} holds neither a zarr array nor a group")
+        return node
+
+    def look(self) -> zarr.Array[Any] | zarr.Group | None:
+        """The same, or None where neither an array nor a group is there.
+
+        Raises
+        ------
+        NotZarrError
+            Its metadata are no JSON, or larger than `MAX_DOCUMENT`; names the document.
+        UnsupportedArrayError
+            Something is there, but zarr-python does not understand it.
         """
         self._check_documents()
         try:
             return _compat.open_node(self.store, self.path, self.zarr_format)
         except (GpuloadError, MemoryError):
             raise
-        except FileNotFoundError as error:
-            raise NotZarrError(f"{self!r} holds neither a zarr array nor a group") from error
+        except FileNotFoundError:
+            return None
         except Exception as error:
             if _compat.is_json_error(error):
-                raise NotZarrError(f"{self!r}: its metadata is not JSON: {error}") from error
+                raise NotZarrError(f"{self!r}: {self._damaged()} is not JSON: {error}") from error
             raise UnsupportedArrayError(f"{self!r}: {type(error).__name__}: {error}") from error
 
     def fetch(self, keys: Sequence[str], reason: Reason | None = None, most: int | None = None) -> list[Any]:
@@ -152,6 +168,16 @@ class Source:
         for key, size in zip(keys, self.sizes(keys), strict=True):
             if size is not None and size > MAX_DOCUMENT:
                 raise NotZarrError(f"{self!r}: {key!r} has {size} bytes, metadata may have {MAX_DOCUMENT} at most")
+
+    def _damaged(self) -> str:
+        """Which of the documents is no JSON."""
+        keys = [self.prefix + name for name in _DOCUMENTS]
+        for key, content in zip(keys, self.fetch(keys), strict=True):
+            try:
+                json.loads(b"{}" if content is None else content.tobytes())
+            except ValueError:
+                return repr(key)
+        return "its metadata"
 
     def __repr__(self) -> str:
         return f"'{self.place}'" + (f" at {self.path!r}" if self.path else "")

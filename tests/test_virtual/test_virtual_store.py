@@ -223,7 +223,6 @@ def test_ranges_are_told_back_to_chunks(netcdf: Path, maker: str) -> None:
     assert set(found.tolist()) == {3, 100, 239, -1}
 
 
-@pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated metadata")
 @pytest.mark.parametrize("maker", ["kerchunk", "virtualizarr-all"])
 def test_as_an_xarray_dataset(netcdf: Path, truth: dict[str, Any], maker: str) -> None:
     path = netcdf / f"{E1}.{maker}.json"

@@ -20,10 +20,10 @@ import gpuload
 from gpuload import config
 from gpuload.backends import registry
 
-EXAMPLES = settings().max_examples if settings().max_examples > 100 else 40
+EXAMPLES = settings().max_examples if settings().max_examples > 100 else 25
 BACKENDS = [entry.name for entry in registry.ENTRIES if registry.available(entry.name).reason is None]
 pytestmark = [
-    pytest.mark.timeout(600 if EXAMPLES == 40 else 4 * 3600),
+    pytest.mark.timeout(600 if EXAMPLES == 25 else 4 * 3600),
     pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning"),
 ]
 

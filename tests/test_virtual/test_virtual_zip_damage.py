@@ -82,7 +82,7 @@ def test_every_byte_that_may_be_wrong(archive: Path) -> None:
     begin = whole.index(b"PK\1\2")
     rng = np.random.default_rng(3)
     failed = 0
-    for at in rng.choice(np.arange(begin, len(whole)), 120, replace=False).tolist():
+    for at in rng.choice(np.arange(begin, len(whole)), 80, replace=False).tolist():
         damaged = bytearray(whole)
         damaged[at] ^= 1 << int(rng.integers(8))
         archive.write_bytes(damaged)
@@ -92,7 +92,7 @@ def test_every_byte_that_may_be_wrong(archive: Path) -> None:
             failed += 1
         else:  # with the fill value, where a name is not that of a chunk any more
             assert ((got == VALUES) | (got == -1)).all(), at
-    assert failed > 10
+    assert failed > 5
 
 
 @pytest.mark.parametrize("n", [0, 30])
@@ -186,9 +186,9 @@ def test_what_is_not_read(archive: Path, zips: ModuleType, fields: dict[str, int
 
 
 def test_bombs(tmp_path: Path, zips: ModuleType) -> None:
-    """A chunk of 32 bytes that inflates to 100 MiB, whether its directory tells so or not."""
+    """A chunk of 32 bytes that inflates to 70 MiB, whether its directory tells so or not."""
     zips.fill(tmp_path / "x.zarr", 3)
-    members = zips.files_of(tmp_path / "x.zarr") | {MEMBER: bytes(100 << 20)}
+    members = zips.files_of(tmp_path / "x.zarr") | {MEMBER: bytes(70 << 20)}
     zips.write(tmp_path / "x.zip", members.items(), method=lambda _: zipfile.ZIP_DEFLATED)
     for message in ("far more than such a chunk", "does not inflate to the 32 bytes"):
         tracemalloc.start()
@@ -208,6 +208,22 @@ def test_documents_that_are_bombs(tmp_path: Path, zips: ModuleType) -> None:
         gpuload.open(tmp_path / "x.zip")
     with config.set({"references.limit": 1 << 20}), pytest.raises(ChunkSizeError, match=r"zarr\.json"):
         zarr.open_group(VirtualStore(tmp_path / "x.zip"), mode="r")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_document(tmp_path: Path, zips: ModuleType, method: int) -> None:
+    zips.fill(tmp_path / "x.zarr", 3)
+    members = zips.files_of(tmp_path / "x.zarr") | {"plain/zarr.json": b'{"zarr'}
+    zips.write(tmp_path / "x.zip", members.items(), method=lambda _: method)
+    with pytest.raises(NotZarrError, match=r"x\.zip.*'plain/zarr\.json' is not JSON"):
+        read(tmp_path / "x.zip", ...)
+    with zipfile.ZipFile(tmp_path / "x.zip") as file:
+        header = file.getinfo("encoded/zarr.json").header_offset
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    content[header] ^= 1
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(ChunkDecodeError, match=r"encoded/zarr\.json.*no member"):
+        gpuload.open(tmp_path / "x.zip")["encoded"]  # type: ignore[index]
 
 
 async def test_more_than_deflated_bytes_can_become(deflated: Path, zips: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,23 @@ def check(ours: xarray.Dataset, theirs: xarray.Dataset) -> None:
         assert str(mine.encoding) == str(variable.encoding), name
     xarray.testing.assert_identical(ours.load(), theirs.load())
     assert ours.encoding.get("source") == theirs.encoding.get("source")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_no_word_of_metadata_that_are_not_consolidated(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
+    """Who reads can do nothing about it. Asked for they are still an error where there are none."""
+    made = xarray.Dataset({"v": ("x", [1.0, 2.0])})
+    tree = xarray.DataTree.from_dict({"/": made, "/deep": made})
+    tree.to_zarr(tmp_path / "a.zarr", consolidated=False, zarr_format=zarr_format)
+    options: dict[str, Any] = {"engine": "gpuload", "device": "cpu", "chunks": chunks}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Failed to open Zarr store")  # here, for the mark above would go before one
+        xarray.testing.assert_identical(xarray.open_dataset(tmp_path / "a.zarr", **options).load(), made)
+        xarray.testing.assert_identical(xarray.open_dataset(tmp_path / "a.zarr", group="deep", **options).load(), made)
+        xarray.testing.assert_identical(xarray.open_datatree(tmp_path / "a.zarr", **options).load(), tree)
+    with pytest.raises(ValueError, match=r"[Cc]onsolidated|\.zmetadata"):
+        xarray.open_dataset(tmp_path / "a.zarr", consolidated=True, **options)
 
 
 OPTIONS: list[dict[str, Any]] = [

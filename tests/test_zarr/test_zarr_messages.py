@@ -99,6 +99,25 @@ def test_a_wrong_name_is_answered_with_what_there_is(store: Path, name: str, ans
     assert dataset.get(name) is None
 
 
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"nonsense" * 10])
+def test_a_damaged_document_is_named(store: Path, content: bytes) -> None:
+    document = next(path for path in (store / "air").iterdir() if path.name in ("zarr.json", ".zarray"))
+    document.write_bytes(content)
+    dataset = opened(store)
+    for ask in (dataset.__getitem__, dataset.get):
+        with pytest.raises(NotZarrError, match=rf"s\.zarr.*'air/{re.escape(document.name)}' is not JSON"):
+            ask("air")
+    assert "air" in dataset
+    assert f"'air/{document.name}' is not JSON" in repr(dataset)
+    assert dataset["long/temperature"][0] == 0  # type: ignore[index]
+    (store / "long" / document.name.replace(".zarray", ".zgroup")).write_bytes(content)
+    with pytest.raises(NotZarrError, match=r"'long/\S+' is not JSON"):
+        dataset["long"]
+    document.unlink()
+    with pytest.raises(KeyError):
+        dataset["air"]
+
+
 def test_many_names_are_not_a_wall() -> None:
     names = [f"n{i:02}" for i in range(30)]
     assert formatting.listed(names).endswith("n10, n11, and 18 more")
