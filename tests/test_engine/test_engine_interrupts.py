@@ -70,9 +70,11 @@ def test_a_read_interrupted_before_any_bytecode(
     with config.set({"batch_bytes": 4096, "slab.size": 4 << 20, "slab.limit": 4 << 20}):
         array = stored(np.arange(3000, dtype="<i8"), (450,), kind=kind, missing=(4,))
         array.check()
-        with Interrupt(0) as whole:
-            array.read()
-        total = whole.count
+        total = sys.maxsize  # of a read that took the fewest rounds: how many it takes is up to the scheduler
+        for _ in range(10):
+            with Interrupt(0) as whole:
+                array.read()
+            total = min(total, whole.count)
         assert total > 200
         interrupted = 0
         for at in range(1, total, max(1, total // 150)):
@@ -84,7 +86,7 @@ def test_a_read_interrupted_before_any_bytecode(
             assert lent_bytes() == 0
             if at % 3 == 0:
                 array.check()
-        # The queue may have been short enough for fewer rounds now and then.
+        # A later read may take still fewer rounds now and then.
         assert interrupted > 100
         array.check()
         assert transfer.io_thread().call(lambda: len(transfer.io_thread()._jobs)) == 0
