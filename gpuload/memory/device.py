@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -26,10 +27,12 @@ _CACHED = 4096  # bytes below which it does not matter
 
 _gpus_seen: int | None = None  # what CuPy last said; None: nobody asked
 _forked_with_gpu = False
+_making = threading.RLock()  # of what there must be one of
 
 
 def _after_fork_in_child() -> None:
-    global _forked_with_gpu
+    global _forked_with_gpu, _making
+    _making = threading.RLock()  # another thread of the parent may have held it
     # Whether CuPy has touched its runtime cannot be asked without touching it, so imported counts as used.
     _forked_with_gpu = _forked_with_gpu or ("cupy" in sys.modules and _gpus_seen != 0)
 
@@ -123,18 +126,28 @@ class GpuDevice(Device):
         self.name = f"cuda:{index}"
         self.xp = cupy
         self.handle = cupy.cuda.Device(index)
+        self._streams: dict[str, Any] = {}
 
-    @cached_property
+    @property
     def stream(self) -> Any:
         """The stream all transfers to this device run on; it never blocks, nor waits for, the default stream."""
-        with self.handle:
-            return self.xp.cuda.Stream(non_blocking=True)
+        return self._stream("transfers")
 
-    @cached_property
+    @property
     def loading_stream(self) -> Any:
         """The stream that memory is taken from for what is read ahead, apart from that of transfers and of users."""
-        with self.handle:
-            return self.xp.cuda.Stream(non_blocking=True)
+        return self._stream("loading")
+
+    def _stream(self, purpose: str) -> Any:
+        """One of a purpose: what is ordered by it would not be on two, which threads at once would make."""
+        found = self._streams.get(purpose)
+        if found is None:
+            with _making:
+                found = self._streams.get(purpose)
+                if found is None:
+                    with self.handle:
+                        found = self._streams[purpose] = self.xp.cuda.Stream(non_blocking=True)
+        return found
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, order: str = "C") -> Any:
         check_process(self.name)
@@ -179,6 +192,12 @@ def fits_device(dtype: np.dtype[Any]) -> bool:
 
 
 HOST = HostDevice()
+
+
+def _gpu_of(index: int) -> GpuDevice:
+    """The device of that number; one a process, and one only where threads ask at once."""
+    with _making:
+        return _gpu(index)
 
 
 @cache
@@ -253,7 +272,7 @@ def resolve(spec: str | Device = "auto") -> Device:
     index = int(number) if number else _current_index()
     if index >= count:
         raise DeviceError(f"device {text!r}: this process sees {count} GPU(s), cuda:0 to cuda:{count - 1}")
-    return _gpu(index)
+    return _gpu_of(index)
 
 
 def of(array: Any) -> Device:
@@ -268,7 +287,7 @@ def of(array: Any) -> Device:
         return HOST
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
-        return _gpu(array.device.id)
+        return _gpu_of(array.device.id)
     raise DeviceError(f"{type(array).__module__}.{type(array).__qualname__} is neither a NumPy nor a CuPy array")
 
 

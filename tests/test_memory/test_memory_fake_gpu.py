@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
+import time
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -129,6 +131,32 @@ def test_streams(fake_cupy: ModuleType) -> None:
         assert first.caller_streams() == [mine]
         assert [stream.device_id for stream in second.caller_streams()] == [0, 1]
         assert second.caller_streams()[0] is mine
+
+
+@pytest.mark.parametrize("purpose", ["stream", "loading_stream"])
+def test_threads_that_ask_at_once_get_one_device_and_one_stream(
+    fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch, purpose: str
+) -> None:
+    """The stream orders what is copied and what a kernel places: with two of them, it placed what was not there yet."""
+    made, start, found = fake_cupy.cuda.Stream, threading.Barrier(16), []
+
+    def slow(**how: object) -> object:
+        time.sleep(0.05)  # so that others come meanwhile, where they may
+        return made(**how)
+
+    monkeypatch.setattr(fake_cupy.cuda, "Stream", slow)
+
+    def ask() -> None:
+        start.wait()
+        gpu = resolve("cuda:0")
+        found.append((gpu, getattr(gpu, purpose)))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({(id(gpu), id(stream)) for gpu, stream in found}) == 1
 
 
 def test_pinning(fake_cupy: ModuleType) -> None:
