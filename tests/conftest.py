@@ -184,7 +184,7 @@ def _fake_vendor(fake_cupy: ModuleType, monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setattr(Geometry, "direct_mem_align", module.BLOCK)
     for variable in (hipfile.ALLOW, cufile.ALLOW, cufile_bindings.LOG):
         monkeypatch.delenv(variable, raising=False)
-    forgetting = [registry.forget, hipfile.backend.cache_clear, cufile.backend.cache_clear, cufile_bindings.forget]
+    forgetting = [registry.forget, hipfile.backend.forget, cufile.backend.forget, cufile_bindings.forget]
     if name == "hipfile":
         module.allow = hipfile.ALLOW
         monkeypatch.setattr(fake_cupy.cuda.runtime, "is_hip", True)

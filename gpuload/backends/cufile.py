@@ -16,13 +16,13 @@ Threads: safe. Fork: not to be used in the child.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
 from gpuload.backends.base import Availability
 from gpuload.backends.vendor import INTERNAL, NOT_SUPPORTED, VendorBackend, switch
 from gpuload.bindings import cufile
 from gpuload.errors import BackendUnavailableError, HandleError, VendorError
 from gpuload.files.handle import FileHandle
+from gpuload.once import once
 from gpuload.request import Reason
 
 NAME = cufile.NAME
@@ -70,10 +70,7 @@ class CufileBackend(VendorBackend):
         return certain and not self.api.takes_detours()
 
 
-@lru_cache(maxsize=1)
+@once
 def backend() -> CufileBackend:
     """The process's; its driver is opened when a file is first read."""
     return CufileBackend(cufile.load())
-
-
-os.register_at_fork(after_in_child=backend.cache_clear)

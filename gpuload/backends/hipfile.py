@@ -11,13 +11,13 @@ Threads: safe. Fork: not to be used in the child.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
 from gpuload.backends.base import Availability
 from gpuload.backends.vendor import INTERNAL, NOT_SUPPORTED, VendorBackend, switch
 from gpuload.bindings import hipfile, runtime
 from gpuload.errors import BackendUnavailableError
 from gpuload.files.handle import FileHandle
+from gpuload.once import once
 from gpuload.request import Reason
 
 NAME = hipfile.NAME
@@ -64,10 +64,7 @@ class HipfileBackend(VendorBackend):
         return not used and allowed is False
 
 
-@lru_cache(maxsize=1)
+@once
 def backend() -> HipfileBackend:
     """The process's; its driver is opened when a file is first read."""
     return HipfileBackend(hipfile.load())
-
-
-os.register_at_fork(after_in_child=backend.cache_clear)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from gpuload.config import integer_or_none
 from gpuload.engine.plan import Decoder
 from gpuload.errors import ChunkDecodeError, ChunkError, ChunkSizeError
+from gpuload.once import once
 from gpuload.request import Int64
 
 _INLINE = 256 << 10  # decoded bytes that are not worth a hand-over
@@ -33,16 +33,13 @@ class Places(Protocol):
         ...
 
 
-@lru_cache(maxsize=1)
+@once
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_threads(), "gpuload-decode")
 
 
 def _threads() -> int:
     return integer_or_none("decode.threads") or os.cpu_count() or 1
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def decode(

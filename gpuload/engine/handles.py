@@ -5,23 +5,19 @@ Threads: safe. Fork: the child starts with an empty cache.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 
 from gpuload.files.cache import HandleCache
 from gpuload.files.handle import FileHandle
 from gpuload.files.root import Root
+from gpuload.once import once
 
 
-@lru_cache(maxsize=1)
+@once
 def handle_cache() -> HandleCache:
     """The process's cache of open handles."""
     return HandleCache()
-
-
-os.register_at_fork(after_in_child=handle_cache.cache_clear)
 
 
 @contextmanager

@@ -88,8 +88,8 @@ def _forget() -> None:
     """End what was configured when it was made."""
     transfer.stop()
     handle_cache().clear()
-    handle_cache.cache_clear()
-    decode._pool.cache_clear()
+    handle_cache.forget()
+    decode._pool.forget()
 
 
 def test_variables_that_say_no_keep_links_inside_and_reads_allowed(tmp_path: Path) -> None:
