@@ -203,3 +203,16 @@ def _how(flags: int, resolve: int) -> npt.NDArray[np.void]:
     how = np.zeros(1, OPEN_HOW)
     how["flags"], how["resolve"] = flags, resolve
     return how
+
+
+def descriptors(batch: Batch) -> npt.NDArray[np.int32]:
+    """Of the files of a batch; the unbuffered ones where all have one, and it is to be read past the page cache."""
+    assert batch.handles is not None
+    if batch.direct:
+        unbuffered = [handle.unbuffered_fd for handle in batch.handles]
+        found = [fd for fd in unbuffered if fd is not None]
+        if len(found) == len(unbuffered):
+            return np.array(found, np.int32)
+        lacking = next(handle for handle, fd in zip(batch.handles, unbuffered, strict=True) if fd is None)
+        batch.direct, batch.refused = 0, lacking.unbuffered_reason
+    return np.fromiter((handle.buffered_fd for handle in batch.handles), np.int32, len(batch.handles))

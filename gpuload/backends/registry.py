@@ -13,7 +13,7 @@ from functools import cache
 from glob import escape as glob_escape
 from glob import glob
 
-from gpuload.backends import cufile, hipfile, posix, uring
+from gpuload.backends import cufile, hipfile, posix, rings, uring
 from gpuload.backends.base import Availability, Backend, DirectBackend
 from gpuload.bindings.runtime import Vendor, vendor
 from gpuload.config import config, integer, integer_or_none
@@ -56,7 +56,7 @@ def _make_posix() -> Backend:
 
 
 ENTRIES = (
-    Entry("io_uring", 2, uring.availability, _make_uring),
+    Entry("io_uring", 2, rings.availability, _make_uring),
     Entry("posix", 1, posix.availability, _make_posix),
 )
 

@@ -18,23 +18,20 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import platform
 import resource
 from collections import deque
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 
-from gpuload.backends.base import Availability, Batch
+from gpuload.backends.base import Batch
 from gpuload.backends.chains import weave
-from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, CHECK, OPEN, RETRY, ROW, Lane
-from gpuload.backends.pollers import Pollers, share
+from gpuload.backends.lanes import ASYNC_FROM, CANCEL, CHAIN, CHECK, OPEN, RETRY, ROW, Lane, descriptors
+from gpuload.backends.polled import Polled, how_many
+from gpuload.backends.rings import make_ring
 from gpuload.bindings import uring_abi as abi
-from gpuload.bindings.limits import usable_cores
-from gpuload.bindings.uring import Ring
 from gpuload.bindings.uring_abi import Rows
-from gpuload.errors import BackendError, BackendUnavailableError, ConfigError, RegistrationError
+from gpuload.errors import ConfigError, RegistrationError
 from gpuload.memory.slabs import UNREGISTERED, Slab
 from gpuload.request import Int64, Reason
 
@@ -43,40 +40,9 @@ _STUCK = 0.25  # seconds after which a read that brings nothing is looked at: it
 _OPEN_RETRIES = 64
 CHAIN_UP_TO = 512 << 10  # longer reads take so long that waking for each costs little
 WINDOW = 32  # reads in flight
-FLIGHT = 64 << 20  # bytes of polled batches that are under way together, about; with more they leave the CPU's caches
 _BESIDE = 0.001  # seconds to wait for pollers while the ring has work, too
 _DEPTH = 3  # batches that are under way together, at least; workers that find nothing to do are slow to come back
 _MODES = ("auto", "window", "chains", "polled")
-MOST_POLLERS = 15
-_POLLED_FROM = 8  # cores: fewer are better left to who decodes, copies and computes
-
-
-def availability() -> Availability:
-    """Whether this process may make a ring that can do what the backend needs; asks the kernel, by trying."""
-    try:
-        with Ring(8) as ring:
-            if not ring.direct_open or not {abi.OP_READ, abi.OP_READ_FIXED} <= ring.ops:
-                return Availability(Reason.KERNEL_TOO_OLD, "this kernel's io_uring opens no files into slots (5.15)")
-            ring.register_files(8)
-    except BackendUnavailableError as error:
-        return Availability(error.reason, error.detail)
-    except BackendError as error:
-        return Availability(Reason.DRIVER_ERROR, str(error))
-    return Availability()
-
-
-def make_ring(entries: int) -> Ring:
-    """A ring to whose completions workers post themselves; through the thread that waits they take a third longer.
-
-    Elsewhere than on x86 their order in memory would be in doubt then.
-    """
-    if platform.machine() == "x86_64":
-        try:
-            setup = abi.Setup.CQSIZE | abi.Setup.CLAMP | abi.Setup.SUBMIT_ALL | abi.Setup.COOP_TASKRUN
-            return Ring(entries, 4 * entries, setup_flags=setup)
-        except BackendUnavailableError:
-            pass
-    return Ring(entries, 4 * entries)
 
 
 class UringBackend:
@@ -120,13 +86,13 @@ class UringBackend:
             self.ring.close()
             raise
         self.files_per_batch = slots // LANES
-        # What follows an open in a chain looks its slot up when it starts, not when it is submitted (5.17).
-        self.linked = abi.Feature.LINKED_FILE in self.ring.features
         self.window, self.mode = window or WINDOW, mode
         self.declined: dict[str, Reason] = {}
-        self._n_pollers = _pollers(mode) if pollers is None else pollers
-        self._pollers: Pollers | None = None  # made when they are first needed
-        self._polled: dict[int, Lane] = {}
+        # What follows an open in a chain looks its slot up when it starts, not when it is submitted (5.17).
+        self.linked = abi.Feature.LINKED_FILE in self.ring.features
+        n = how_many(forced=mode == "polled") if pollers is None else pollers
+        may_poll = self.linked and mode in ("auto", "polled")
+        self.polled = Polled(n if may_poll else 0, lanes=LANES, files_per_batch=self.files_per_batch)
         self._slabs: list[Slab] = []
         self._free = list(range(LANES))
         self._lanes: dict[int, Lane] = {}
@@ -150,8 +116,8 @@ class UringBackend:
         # Whatever is submitted together runs on one worker; only a queue longer than the window keeps it rolling.
         if not self._free:
             return False
-        if self._polled:
-            return len(self._lanes) < 2 or sum(lane.batch.block.nbytes for lane in self._polled.values()) < FLIGHT
+        if self.polled.lanes:
+            return self.polled.hungry
         return len(self._lanes) < _DEPTH or self._rows_left < _DEPTH * self.window
 
     # ------------------------------------------------------------------ memory
@@ -192,7 +158,7 @@ class UringBackend:
                 self._check_block(batch)
             if batch.handles is None:
                 lane.names = batch.names()
-            if self._suits_polling(batch) and self._begin_polled(lane):
+            if self.polled.suits(batch, forced=self.mode == "polled") and self.polled.begin(lane):
                 return
             self._install(lane)
             if self._suits_chains(batch):
@@ -209,7 +175,7 @@ class UringBackend:
     def _install(self, lane: Lane) -> None:
         """Put files that are open into the slots of a lane."""
         if lane.batch.handles is not None:
-            self.ring.update_files(lane.first, _descriptors(lane.batch))
+            self.ring.update_files(lane.first, descriptors(lane.batch))
 
     def _check_block(self, batch: Batch) -> None:
         """The rows of a batch lie in its block; the block must lie in its registered buffer."""
@@ -253,61 +219,10 @@ class UringBackend:
         while self._used and not self._lanes:
             number, files = self._used.popitem()
             self.ring.update_files(number * self.files_per_batch, self._empty[:files])
-        if self._pollers is not None and not self._lanes:
-            self._pollers.rest()
+        if not self._lanes:
+            self.polled.rest()
 
     # ------------------------------------------------------------------ polled
-
-    def _suits_polling(self, batch: Batch) -> bool:
-        if not self._n_pollers or not self.linked or batch.vectors is not None or batch.direct or not len(batch):
-            return False
-        if self.mode != "polled" and not (
-            self.mode == "auto" and batch.undecoded and batch.dense and int(batch.ask.max()) >= ASYNC_FROM
-        ):
-            return False
-        return self._may_poll()
-
-    def _may_poll(self) -> bool:
-        """Whether there are pollers; makes them, the first time."""
-        if self._pollers is None and self._n_pollers:
-            try:
-                self._pollers = Pollers(self._n_pollers, LANES * -(-self.files_per_batch // self._n_pollers))
-            except BackendError:
-                self._n_pollers = 0
-        return self._pollers is not None
-
-    def _begin_polled(self, lane: Lane) -> bool:
-        """Divide a batch among the rings that are polled; False where they have no room for it."""
-        batch, pollers = lane.batch, self._pollers
-        assert pollers is not None
-        files = len(batch.keys) if batch.handles is None and len(batch.keys) == len(batch) else 0
-        shares = share(len(batch), len(pollers), opened=not files)
-        if not pollers.fits(shares):
-            return False
-        if files:
-            lane.slot = lane.number * (pollers.slots // LANES) + np.arange(files) // len(pollers)
-        elif batch.handles is not None:
-            lane.slot, lane.fixed = _descriptors(batch).astype(np.int64), False
-        elif not lane.open_files():  # read by several rings: each must see the same file
-            return False
-        registered, batch.registered = batch.registered, False  # memory is registered with one ring
-        lane.opened = np.zeros(files, np.int64)
-        rows = lane.chain_rows(shares.order, 0)
-        batch.submitted[:] = monotonic()
-        lane.left = len(rows)
-        lane.goals = pollers.submit(rows, shares)
-        self._polled[lane.number] = lane
-        batch.registered = registered
-        return True
-
-    def _poll(self, timeout: float) -> None:
-        """Wait for the oldest batch, and take what has come of all."""
-        assert self._pollers is not None
-        self._pollers.wait(next(iter(self._polled.values())).goals, timeout)
-        done = self._pollers.reap()
-        if len(done):
-            what, answer = done["user_data"].astype(np.int64), done["res"].astype(np.int64)
-            self._chains_completed(what, answer, monotonic())
 
     def _read_again(self, lane: Lane) -> None:
         """What the pollers did not read whole is read anew, from the same file or a new open: through the window."""
@@ -370,7 +285,7 @@ class UringBackend:
             if bad.any():
                 self._opens_failed(lane.opened, what[bad], answer[bad])
             if not lane.left:
-                polled = self._polled.pop(i, None)
+                polled = self.polled.lanes.pop(i, None)
                 if polled is None:
                     del self._chained[i]
                 self._chains_ended(lane, polled=polled is not None)
@@ -432,8 +347,10 @@ class UringBackend:
             self.ring.push(self._woven.popleft())
         self._push_reads()
         flying = self.ring.inflight + self.ring.unsubmitted
-        if self._polled:
-            self._poll(_BESIDE if flying else timeout)
+        if self.polled.lanes:
+            done = self.polled.wait(_BESIDE if flying else timeout)
+            if len(done):
+                self._chains_completed(done["user_data"].astype(np.int64), done["res"].astype(np.int64), monotonic())
             timeout = 0.0
         if not flying:
             return
@@ -569,26 +486,7 @@ class UringBackend:
 
     def close(self) -> None:
         """Wait for everything in flight, then let go of files and buffers."""
-        if self._pollers is not None:
-            self._pollers.close()
+        self.polled.close()
         self.ring.close()
         for lane in self._lanes.values():
             lane.close_files()
-
-
-def _pollers(mode: str) -> int:
-    cores = usable_cores()
-    return min(MOST_POLLERS, max(1, cores * 3 // 4)) if mode == "polled" or cores >= _POLLED_FROM else 0
-
-
-def _descriptors(batch: Batch) -> npt.NDArray[np.int32]:
-    """Of the files of a batch; the unbuffered ones where all have one, and it is to be read past the page cache."""
-    assert batch.handles is not None
-    if batch.direct:
-        unbuffered = [handle.unbuffered_fd for handle in batch.handles]
-        found = [fd for fd in unbuffered if fd is not None]
-        if len(found) == len(unbuffered):
-            return np.array(found, np.int32)
-        lacking = next(handle for handle, fd in zip(batch.handles, unbuffered, strict=True) if fd is None)
-        batch.direct, batch.refused = 0, lacking.unbuffered_reason
-    return np.fromiter((handle.buffered_fd for handle in batch.handles), np.int32, len(batch.handles))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuload.backends import registry
-from gpuload.backends.uring import make_ring
+from gpuload.backends.rings import make_ring
 from gpuload.bench.contenders import Contender
 from gpuload.config import config
 from gpuload.errors import BackendUnavailableError, RegistrationError

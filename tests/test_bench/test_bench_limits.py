@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuload.backends import uring
+from gpuload.backends import rings
 from gpuload.bench import limits, machine
 from gpuload.bench.cases import KIB, MIB, Case, write
 from gpuload.errors import BackendUnavailableError
@@ -105,7 +105,7 @@ def test_why_there_is_no_ring_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise BackendUnavailableError("io_uring", Reason.SECCOMP, "a filter")
 
-    assert machine.make_ring is uring.make_ring
+    assert machine.make_ring is rings.make_ring
     monkeypatch.setattr(machine, "make_ring", refuse)
     assert machine.ring().startswith("no ring: ")
     assert "seccomp" in machine.ring()

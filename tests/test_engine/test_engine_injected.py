@@ -41,8 +41,8 @@ class Fault:
                 transfer.io_thread().prepare(backend, reader.HOST)
             serving: Any = transfer.io_thread()._backends[backend]
             if config.get("uring.mode") == "polled":
-                assert transfer.io_thread().call(serving._may_poll)
-            for ring in [serving.ring, *(serving._pollers.rings if serving._pollers else [])]:
+                assert transfer.io_thread().call(serving.polled.ready)
+            for ring in [serving.ring, *(serving.polled.pollers.rings if serving.polled.pollers else [])]:
                 self._come_between(ring)
         else:
             self._preadv = os.preadv

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from gpuload import config
-from gpuload.backends import lanes, pollers, registry, uring
+from gpuload.backends import lanes, pollers, registry
+from gpuload.backends import polled as polled_module
 from gpuload.backends.uring import UringBackend
 from gpuload.engine import reader, transfer
 from gpuload.errors import BackendUnavailableError, ChunkSizeError, EscapesStoreError, NotRegularFileError
@@ -37,7 +38,7 @@ def serving() -> Any:
 
 def given() -> int:
     """Submissions that pollers were given so far."""
-    rings = serving()._pollers
+    rings = serving().polled.pollers
     return 0 if rings is None else sum(rings._pushed)
 
 
@@ -131,7 +132,7 @@ def test_no_pollers_to_be_had(stored: Any, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*how: Any) -> None:
         raise BackendUnavailableError("io_uring", Reason.MEMLOCK, "no memory for a ring")
 
-    monkeypatch.setattr(uring, "Pollers", refuse)
+    monkeypatch.setattr(polled_module, "Pollers", refuse)
     stored(numbers(), (1, 9_000)).check()
     assert given() == 0
 
@@ -141,9 +142,9 @@ def test_no_pollers_to_be_had(stored: Any, monkeypatch: pytest.MonkeyPatch) -> N
     [(1, "auto", 0), (7, "auto", 0), (8, "auto", 6), (16, "auto", 12), (64, "auto", 15), (1, "polled", 1)],
 )
 def test_how_many(cores: int, mode: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uring, "usable_cores", lambda: cores)
+    monkeypatch.setattr(polled_module, "usable_cores", lambda: cores)
     backend = UringBackend(slots=64, mode=mode)
-    assert backend._n_pollers == expected
+    assert backend.polled.n == expected
     backend.close()
 
 
