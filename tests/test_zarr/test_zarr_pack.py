@@ -178,25 +178,36 @@ def test_other_options_do_not_go_on(interrupted: Path) -> None:
     pack(interrupted / "src", interrupted / "dst", overwrite=True)
 
 
-PACKING = "import sys; from gpuload.zarr import pack; pack(*sys.argv[1:3], shards=(1, 1000), progress=print)"
+PACKING = """
+import sys
+from gpuload.zarr import pack
+
+told = []
+
+def progress(at):
+    told.append(at)
+    if len(told) == 6:
+        print("in the middle", flush=True)
+        sys.stdin.read()  # until it is killed
+
+pack(*sys.argv[1:3], shards=(1, 1000), progress=progress)
+"""
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_kill_in_the_middle(tmp_path: Path) -> None:
     value = RNG.integers(0, 9, (3000, 1000), np.uint8)
     zarr.create_array(str(tmp_path / "src"), data=value, chunks=(100, 1000), compressors=None)
-    arguments = [sys.executable, "-u", "-W", "ignore", "-c", PACKING, str(tmp_path / "src"), str(tmp_path / "dst")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    arguments = [sys.executable, "-W", "ignore", "-c", PACKING, str(tmp_path / "src"), str(tmp_path / "dst")]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        for _ in range(5):
-            assert process.stdout.readline()
+        assert process.stdout.readline() == b"in the middle\n"
         with pytest.raises(ExistsError, match="another pack"):
             pack(tmp_path / "src", tmp_path / "dst", shards=(1, 1000))
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
+        process.communicate()
     with pytest.raises(NotZarrError):
         gpuload.open(tmp_path / "dst")
     assert pack(tmp_path / "src", tmp_path / "dst", shards=(1, 1000)).skipped >= 5
