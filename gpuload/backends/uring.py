@@ -285,10 +285,8 @@ class UringBackend:
             if bad.any():
                 self._opens_failed(lane.opened, what[bad], answer[bad])
             if not lane.left:
-                polled = self.polled.lanes.pop(i, None)
-                if polled is None:
-                    del self._chained[i]
-                self._chains_ended(lane, polled=polled is not None)
+                del (self.polled.lanes if lane.goals else self._chained)[i]
+                self._chains_ended(lane)
 
     def _opens_failed(self, opened: Int64, what: Int64, answer: Int64) -> None:
         """Note what opens and checks answered that failed; a file that cannot be looked at is tried without a chain."""
@@ -297,7 +295,7 @@ class UringBackend:
         meant = checks & (answer != -errno.ECANCELED)  # else it never ran: the open before it tells why
         opened[what[meant] & ROW] = np.where(answer[meant] == -errno.ESPIPE, answer[meant], -errno.ECANCELED)
 
-    def _chains_ended(self, lane: Lane, *, polled: bool) -> None:
+    def _chains_ended(self, lane: Lane) -> None:
         """All of a lane's chains have ended: it is done, or what was cancelled or came short is read once more."""
         batch, opened = lane.batch, lane.opened
         assert opened is not None
@@ -317,7 +315,7 @@ class UringBackend:
             self._finish(lane)
             return
         lane.rows = np.flatnonzero(short)
-        if polled:
+        if lane.goals:
             self._read_again(lane)
             return
         batch.completed[short] = 0

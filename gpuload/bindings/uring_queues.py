@@ -141,18 +141,14 @@ class Queues:
     def push(self, rows: Rows) -> int:
         """Queue as many rows as fit, from the front; returns how many. Nothing starts before `enter`."""
         self._check()
-        tail = self._sq_tail.value
         n = min(len(rows), self.room)
-        start = tail & (self.sq_entries - 1)
+        start = self._sq_tail.value & (self.sq_entries - 1)
+        self.put(rows[:n])
         first = min(n, self.sq_entries - start)
-        opaque = rows.view(_ROW)
-        self._sqes[start : start + first] = opaque[:first]
         keys, logged = self._log, self._logged
         keys[logged : logged + first] = self._keys[start : start + first]
         if first < n:
-            self._sqes[: n - first] = opaque[first:n]
             keys[logged + first : logged + n] = self._keys[: n - first]
-        self._sq_tail.value = tail + n & _U32  # the kernel reads it in this thread's enter: program order is enough
         self._logged = logged + n
         if self._logged >= _LOG_ROWS:
             self._fold()
@@ -168,7 +164,7 @@ class Queues:
         else:
             self._sqes[start:] = opaque[:first]
             self._sqes[: n - first] = opaque[first:]
-        self._sq_tail.value = tail + n & _U32
+        self._sq_tail.value = tail + n & _U32  # the kernel reads it after the rows: stores stay in order, or we enter
 
     def enter(self, wait: int = 0, timeout: float | None = None) -> None:
         """Submit all that is queued and wait for completions, with the GIL released.

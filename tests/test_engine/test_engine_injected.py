@@ -51,8 +51,7 @@ class Fault:
             monkeypatch.setattr(posix, "preadv", self._posix_preadv_by_table)
 
     def _come_between(self, ring: Any) -> None:
-        push, put, reap = ring.push, ring.put, ring.reap
-        self.monkeypatch.setattr(ring, "push", lambda rows: push(self._altered(rows)))
+        put, reap = ring.put, ring.reap
         self.monkeypatch.setattr(ring, "put", lambda rows: put(self._altered(rows)))
         self.monkeypatch.setattr(ring, "reap", lambda: self._failed(reap()))
 
